@@ -10,10 +10,10 @@ result, with its 95 % confidence interval (of order statistics: with fewer than 
 smallest and largest). At temperature 1 the rounds have different seeds. With acceptance "match" (temperature 0
 included, as "greedy") the outputs must be those of plain decoding.
 
-``--drafter medusa`` decodes with the shipped Medusa heads and their calibrated trees, losslessly and, at temperatures
-above 0, with typical acceptance, whose outputs have another law; ``--drafter lookup-tree`` drafts several continuations
-of the text's own n-grams. The numbers beside their names are tree nodes, the root included. ``--trees`` compares
-calibrated trees with random ones of equal size.
+``--drafter medusa`` decodes with the shipped Medusa heads: each one's best token alone, and their calibrated trees, at
+temperatures above 0 also with typical acceptance, whose outputs have another law. ``--drafter lookup-tree`` drafts
+several continuations of the text's own n-grams. The numbers beside their names are tree nodes, the root included.
+``--trees`` compares calibrated trees with random ones of equal size.
 """
 
 from __future__ import annotations
@@ -95,6 +95,9 @@ def ways_of(
             if heads.accuracy is None:
                 raise ValueError(f"{heads_path} must be calibrated (specdec medusa calibrate)")
             pack_linear_weights(heads)
+            if seed is None:
+                alone = MedusaDrafter(heads, sk.DraftTree.cartesian([1] * heads.num_heads))
+                ways |= _of_trees("medusa, heads alone", alone, lengths)
             for nodes in TREE_NODES:
                 medusa = MedusaDrafter(heads, sk.DraftTree.calibrated(heads.accuracy, nodes))
                 ways |= _of_trees(name, medusa, lengths)

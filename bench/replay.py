@@ -43,6 +43,7 @@ Costs = dict[int, tuple[NDArray[np.float64], float]]
 """In plain steps, by batch size: of steps with `AUTO_DRAFT_LENGTHS`, drafting and verifying, and of catching up."""
 
 NOISE = 0.05  # of a step's time, as a standard deviation of its logarithm
+CALLS = 10  # in a row, before costs are found anew: much of what becomes of them hangs on those
 
 
 def replayed(
@@ -93,15 +94,17 @@ def compared(
     costs: NDArray[np.float64],
     new_tokens: int,
     catch_up: float = 0.0,
+    seed: Sequence[int] = (0,),
 ) -> list[dict[str, Any]]:
     """One row for each number of draft tokens, and for "auto", whose batches follow each other as calls do."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     chosen = [random.permutation(len(answers))[:batch] for _ in range(batches)]
     times: dict[int | str, list[float]] = {way: [] for way in (*AUTO_DRAFT_LENGTHS, "auto")}
     adaptive = AutoSchedule if answers[0].matched is None else ForesightSchedule
-    learned = LearnedCosts(costs * np.exp(NOISE * random.standard_normal(len(costs))), 1 / 2)
-    for each in chosen:
-        texts = [answers[i] for i in each]
+    for i, each in enumerate(chosen):
+        if i % CALLS == 0:
+            learned = LearnedCosts(costs * np.exp(NOISE * random.standard_normal(len(costs))), 1 / 2)
+        texts = [answers[which] for which in each]
         for way, spent in times.items():
             by = FixedSchedule(way) if isinstance(way, int) else adaptive(batch, new_tokens, learned)
             spent.append(replayed(texts, by, costs, random, new_tokens, catch_up))
@@ -212,10 +215,10 @@ def _replayed(arguments: argparse.Namespace) -> None:
     new_tokens = min(arguments.max_new_tokens or longest, longest)
     costs = costs_of(arguments)
     rows: list[dict[str, Any]] = []
-    for (name, temperature), each in answers.items():
+    for place, ((name, temperature), each) in enumerate(answers.items()):
         texts = [answer.first(new_tokens) for answer in each]
         for batch, (steps, catch_up) in costs.items():
-            found = compared(texts, batch, arguments.batches, steps, new_tokens, catch_up)
+            found = compared(texts, batch, arguments.batches, steps, new_tokens, catch_up, seed=(place, batch))
             rows += [{"prompts": name, "temperature": temperature, "batch": batch, **row} for row in found]
             print(line(rows[-len(found) :]), flush=True)
     of_all = [answer for each in answers.values() for answer in each]

@@ -184,7 +184,8 @@ def beside_transformers(label: str, column: str) -> Expected:
 
 def medusa(label: str, column: str) -> Expected:
     way, drafter, nodes = re.fullmatch(r"(greedy|T = 1|typical): (.*), (\d+) nodes", label).groups()  # type: ignore[union-attr]
-    name = {"Medusa": "medusa", "lookup tree": "lookup-tree"}[drafter] + (", typical" if way == "typical" else "")
+    names = {"Medusa": "medusa", "Medusa's heads alone": "medusa, heads alone", "lookup tree": "lookup-tree"}
+    name = names[drafter] + (", typical" if way == "typical" else "")
     return decoded("end_to_end_medusa", column, float(way != "greedy"), name, int(nodes))
 
 

@@ -57,6 +57,8 @@ def test_medusa_is_measured_losslessly_typically_and_on_random_trees(
         rows += end_to_end.rows_of("texts", temperature, results)
     kinds = [(r["drafter"], r["num_speculative_tokens"]) for r in rows if r["temperature"] == 0]
     assert ("medusa, random tree", 4) in kinds and ("lookup-tree", 8) in kinds and ("medusa", 8) in kinds
+    chain: Any = ways["medusa, heads alone", 4].drafter
+    assert chain.tree.parents.tolist() == [-1, 0, 1, 2] and ("medusa, heads alone", 4) in kinds
     assert not any("typical" in drafter for drafter, _ in kinds)
     sampled = {r["drafter"]: r for r in rows if r["temperature"] == 1 and r["num_speculative_tokens"] == 8}
     assert sampled["medusa, typical"]["mean_acceptance_length"] > sampled["medusa"]["mean_acceptance_length"] >= 1

@@ -70,6 +70,20 @@ def test_rows_of_all_ways(quiet: None) -> None:
     assert auto > 0.9 * seven > three
 
 
+def test_costs_are_found_anew_after_ten_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[np.ndarray] = []
+
+    def begin(seconds: np.ndarray, variance: float) -> LearnedCosts:
+        began.append(seconds)
+        return LearnedCosts(seconds, variance)
+
+    monkeypatch.setattr(replay, "LearnedCosts", begin)
+    texts = [Answer(np.full(8, 7), np.zeros(8, dtype=np.int64), None)] * 3
+    for seed in ((0, 2), (1, 2)):
+        replay.compared(texts, 2, 11, COSTS, 8, seed=seed)
+    assert len(began) == 4 and len({tuple(costs) for costs in began}) == 4, "other noise each time"
+
+
 def test_catching_up_counts_where_auto_tries_again(quiet: None) -> None:
     never = [Answer(np.full(120, 7), np.zeros(120, dtype=np.int64), None)] * 3
     cheap, dear = (replay.compared(never, 2, 4, COSTS, 120, catch_up)[-1]["ratio"] for catch_up in (0.0, 1.0))
