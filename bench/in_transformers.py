@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--own-loop", action="store_true", help="and the model of examples/own_loop.py with generate")
     parser.add_argument("--name", default="in_transformers", help="of the result file (default in_transformers)")
     parser.add_argument("--sampling", nargs="+", choices=SAMPLING, default=list(SAMPLING))
-    parser.add_argument("--batches", nargs="+", type=POSITIVE, default=[1, 8], help="prompts decoded together")
+    parser.add_argument("--batch", nargs="+", type=POSITIVE, default=[1, 8], help="prompts decoded together")
     parser.add_argument("--num-speculative-tokens", type=LENGTH, default=7)
     return real_model.run("in_transformers", parser.parse_args(argv), _measured)
 
@@ -211,7 +211,7 @@ def _measured(arguments: argparse.Namespace) -> None:
     with sk.pack_linear_weights(model), tqdm(unit="answer", mininterval=1.0, disable=None) as bar:
         model.generate(*prompts.encode(tokenizer, texts[arguments.sets[0]][:1])[:1], max_new_tokens=4)
         for name, found in texts.items():
-            for batch in arguments.batches:
+            for batch in arguments.batch:
                 chosen = (found * (arguments.prompts * batch))[-arguments.prompts * batch :]
                 batches = [prompts.encode(tokenizer, chosen[i : i + batch]) for i in range(0, len(chosen), batch)]
                 for sampling in arguments.sampling:

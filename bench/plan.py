@@ -69,14 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "plan", "Predicted speed-up, and measured.", sets=["humaneval", "code-edit"], prompts=6,
         prompts_help="so many, the last of each set (default 6)", max_new_tokens=48, rounds=4, threads=1,
     )  # fmt: skip
-    parser.add_argument("--drafters", nargs="+", choices=choices.PLANNED, default=list(choices.COMPARED))
+    parser.add_argument("--drafter", nargs="+", choices=choices.PLANNED, default=list(choices.COMPARED))
     parser.add_argument("--lengths", nargs="+", type=POSITIVE, default=[3, 7])
     parser.add_argument("--temperatures", nargs="+", type=TEMPERATURE, default=[0.0, 1.0])
-    parser.add_argument("--batch-sizes", nargs="+", type=POSITIVE, default=[1, 2, 4, 8], help="that steps are timed at")
+    parser.add_argument("--batch", nargs="+", type=POSITIVE, default=[1, 2, 4, 8], help="that steps are timed at")
     parser.add_argument("--draws", type=POSITIVE, default=4, help="answers to each prompt at temperatures above 0")
     arguments = parser.parse_args(argv)
-    if 1 not in arguments.batch_sizes:
-        parser.error("--batch-sizes must have 1, at which is decoded")
+    if 1 not in arguments.batch:
+        parser.error("--batch must have 1, at which is decoded")
     return real_model.run("plan", arguments, _measured)
 
 
@@ -85,7 +85,7 @@ def _measured(arguments: argparse.Namespace) -> None:
     costs: list[dict[str, Any]] = []
     model, tokenizer, texts = real_model.load(arguments, arguments.prompts)
     pack_linear_weights(model)
-    drafters = choices.make(arguments.drafters, model, tokenizer, corpus=True)
+    drafters = choices.make(arguments.drafter, model, tokenizer, corpus=True)
     singles = {name: [prompts.encode(tokenizer, [text]) for text in chosen] for name, chosen in texts.items()}
     together = {name: [prompts.encode(tokenizer, chosen)] for name, chosen in texts.items()}
     with tqdm(unit="run", mininterval=1.0, disable=None) as bar:
@@ -93,7 +93,7 @@ def _measured(arguments: argparse.Namespace) -> None:
             bar.set_description(name)
             plan = planner.plan(
                 model, together[name], drafters, temperatures=arguments.temperatures, lengths=arguments.lengths,
-                batch_sizes=arguments.batch_sizes, max_new_tokens=arguments.max_new_tokens, rounds=arguments.rounds,
+                batch_sizes=arguments.batch, max_new_tokens=arguments.max_new_tokens, rounds=arguments.rounds,
                 draws=arguments.draws, clock=time.process_time, advance=bar.update,
             )  # fmt: skip
             costs += [{"prompts": name} | row for row in plan.to_dict()["costs"]]

@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m bench.processors", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--vocab", type=POSITIVE, default=128256)
-    parser.add_argument("--batches", type=POSITIVE, nargs="+", default=[1, 8])
+    parser.add_argument("--batch", type=POSITIVE, nargs="+", default=[1, 8])
     parser.add_argument("--steps", type=POSITIVE, default=8, help="how many (default: 8)")
     parser.add_argument("--repeats", type=POSITIVE, default=30)
     real_model.add_common(parser, threads=1)
@@ -144,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measured(given: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
-    for batch in given.batches:
+    for batch in given.batch:
         for name, extra in CASES.items():
             case = Case("verify_chain", name, given.vocab, batch, **extra)
             rng, accepted = torch.Generator().manual_seed(0), 0

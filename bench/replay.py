@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     add_drafter(parser, default="lookup")
     parser.add_argument("--max-new-tokens", type=POSITIVE, help="of each answer, the first (default: all)")
-    parser.add_argument("--batches", type=POSITIVE, default=20, help="drawn for each batch size (default 20)")
+    parser.add_argument("--draws", type=POSITIVE, default=20, help="batches drawn for each batch size (default 20)")
     parser.add_argument("--batch", nargs="+", type=POSITIVE, default=[1, 2, 4, 8], help="sizes (default 1 2 4 8)")
     costs = parser.add_mutually_exclusive_group()
     costs.add_argument(
@@ -218,7 +218,7 @@ def _replayed(arguments: argparse.Namespace) -> None:
     for place, ((name, temperature), each) in enumerate(answers.items()):
         texts = [answer.first(new_tokens) for answer in each]
         for batch, (steps, catch_up) in costs.items():
-            found = compared(texts, batch, arguments.batches, steps, new_tokens, catch_up, seed=(place, batch))
+            found = compared(texts, batch, arguments.draws, steps, new_tokens, catch_up, seed=(place, batch))
             rows += [{"prompts": name, "temperature": temperature, "batch": batch, **row} for row in found]
             print(line(rows[-len(found) :]), flush=True)
     of_all = [answer for each in answers.values() for answer in each]

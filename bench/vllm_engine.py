@@ -138,13 +138,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.vllm_engine", description=__doc__)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--batch", nargs="+", type=POSITIVE, default=[1, 8])
-    parser.add_argument("--tokens", type=POSITIVE, default=48, help="tokens of each answer (default 48)")
+    parser.add_argument("--max-new-tokens", type=POSITIVE, default=48, help="tokens of each answer (default 48)")
     parser.add_argument("--rounds", type=POSITIVE, default=3)
     parser.add_argument("--save", action="store_true", help="write bench/results/<machine>/vllm_engine.json")
     parser.add_argument("--measure", metavar="FILE", help=argparse.SUPPRESS)  # what each engine's process is given
     arguments = parser.parse_args(argv)
     if arguments.measure:
-        measured = measure(arguments.engines[0], arguments.batch, arguments.tokens, arguments.rounds)
+        measured = measure(arguments.engines[0], arguments.batch, arguments.max_new_tokens, arguments.rounds)
         Path(arguments.measure).write_text(json.dumps(measured))
         return 0
     rows: list[Row] = []
@@ -154,8 +154,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             command = [sys.executable, "-m", "bench.vllm_engine", "--measure", out.name, "--engines", engine, "--batch"]
             command += [
                 *map(str, arguments.batch),
-                "--tokens",
-                str(arguments.tokens),
+                "--max-new-tokens",
+                str(arguments.max_new_tokens),
                 "--rounds",
                 str(arguments.rounds),
             ]

@@ -18,7 +18,7 @@ from specdec_kernels.analysis import drafters
 from specdec_kernels.assets import prompts
 
 ARGUMENTS = ["--sets", "chat", "--prompts", "2", "--lengths", "1", "3", "--max-new-tokens", "40", "--rounds", "1",
-             "--batch-sizes", "1", "2", "--drafters", "lookup"]  # fmt: skip
+             "--batch", "1", "2", "--drafter", "lookup"]  # fmt: skip
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_without_drafters_it_compares_what_a_plan_does(clock: Ticking, tmp_path:
     few = ["--sets", "chat", "--prompts", "1", "--lengths", "1", "--temperatures", "0", "--max-new-tokens", "8"]
     threads = torch.get_num_threads()
     try:
-        assert bench_plan.main([*few, "--rounds", "1", "--batch-sizes", "1", "--output", str(tmp_path)]) == 0
+        assert bench_plan.main([*few, "--rounds", "1", "--batch", "1", "--output", str(tmp_path)]) == 0
     finally:
         torch.set_num_threads(threads)
     rows = json.loads((tmp_path / "plan.json").read_text())["rows"]
@@ -96,5 +96,5 @@ def test_what_is_measured_is_the_rule_that_is_predicted(
 
 def test_batch_1_is_needed(clock: Ticking, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        bench_plan.main([*ARGUMENTS, *drafters.PLANNED, "--batch-sizes", "2"])
-    assert capsys.readouterr().err.endswith("error: --batch-sizes must have 1, at which is decoded\n")
+        bench_plan.main([*ARGUMENTS, *drafters.PLANNED, "--batch", "2"])
+    assert capsys.readouterr().err.endswith("error: --batch must have 1, at which is decoded\n")

@@ -35,5 +35,5 @@ def test_log_probabilities_are_of_what_the_step_emits() -> None:
 def test_what_goes_wrong_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(processors, "comparable_calls", mock.Mock(side_effect=MemoryError))
     threads = str(torch.get_num_threads())
-    assert processors.main(["--vocab", "64", "--batches", "1", "--threads", threads]) == 2
+    assert processors.main(["--vocab", "64", "--batch", "1", "--threads", threads]) == 2
     assert capsys.readouterr().err == "processors: out of memory\n"

@@ -120,7 +120,7 @@ def test_all_of_it(
     monkeypatch.setattr(assets, "load_folder", lambda folder: (tiny("llama", 1), None))
     monkeypatch.setattr(assets, "load_model", lambda: (tiny("llama", 1), Letters()))
     monkeypatch.setattr(prompts, "load_prompts", lambda name, tokenizer: ["to be or not to be", "that is it"])
-    arguments = ["--answers", str(recorded), "--batch", "2", "--batches", "2", "--rounds", "1", "--drafter", of]
+    arguments = ["--answers", str(recorded), "--batch", "2", "--draws", "2", "--rounds", "1", "--drafter", of]
     arguments += ["--threads", str(torch.get_num_threads()), "--output", str(tmp_path)]
     draft_model = ["--draft-model", str(tmp_path)] if of == "model" else []
     assert replay.main([*arguments, *(["--costs", "1.2", "1.4", "2"] if given else draft_model)]) == 0
