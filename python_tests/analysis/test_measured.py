@@ -14,10 +14,11 @@ from scipy import stats
 
 import specdec_kernels as sk
 from python_tests.analysis.slow_models import SlowDrafter, SlowRunner, Ticking
-from python_tests.decoding.models import TableRunner, prompts
+from python_tests.decoding.models import TableRunner, prompts, tiny
 from specdec_kernels import analysis
 from specdec_kernels.analysis import measured, planner
 from specdec_kernels.analysis.measured import Acceptance, StepCosts
+from specdec_kernels.drafters.base import Draft, TreeDrafter
 
 NAN = float("nan")
 
@@ -114,6 +115,31 @@ def test_costs_are_the_clocks() -> None:
     for length in (1, 3):
         assert found.drafting["odd", length] == 4.0
         assert found.c("odd", length) == pytest.approx(4 / (11 * length))
+
+
+class SmallTrees(TreeDrafter):
+    """Trees of `nodes` nodes, all below the root, where five were announced."""
+
+    num_nodes, max_depth = 5, 1
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+
+    def start(self, state: Any) -> None: ...
+
+    def commit(self, state: Any, result: Any) -> None: ...
+
+    def propose(self, state: Any, num_tokens: int) -> Draft:
+        tree = sk.DraftTree.from_parents([-1, *[0] * (self.nodes - 1)])
+        return Draft(torch.zeros(state.batch_size, self.nodes - 1, dtype=torch.int64), tree=tree)
+
+
+def test_trees_may_be_smaller_than_announced() -> None:
+    given: dict[str, Any] = {"lengths": [1], "batch_size": 2, "rounds": 1, "steps": 2}
+    found = measured.measure_costs(tiny("llama", 1), prompts(4, 6)[0], {"small": SmallTrees(3)}, **given)
+    assert 0 < found.steps["small"] < 60 and found.verification("small") > 0
+    with pytest.raises(ValueError, match=r"^measure_costs: drafters must draft a tree after input_ids, got none from"):
+        measured.measure_costs(tiny("llama", 1), prompts(4, 6)[0], {"none": SmallTrees(1)}, **given)
 
 
 @pytest.mark.parametrize("distance", [0.0, 9.0])
@@ -266,6 +292,11 @@ def test_simulated_answers_end_and_batches_wait() -> None:
     assert gain([1.0] * 3, 1.0, 0.0, 1.2, num_tokens=5) == pytest.approx(5 / 2.2)  # the last token needs no draft
     assert gain([0.5] * 3, 1.0, 0.0, 1.2, batch=8, num_tokens=40) < gain([0.5] * 3, 1.0, 0.0, 1.2, num_tokens=40) - 0.1
     assert gain([], 0.0, 0.0, 1.0) == 1.0
+
+
+def test_simulated_steps_take_time() -> None:
+    with pytest.raises(ValueError, match=r"^simulate: verification must be in"):
+        planner.simulate(np.array([1.0]), 1.0, 0.0, 0.0, 1, 2)
 
 
 def test_a_batch_verifies_when_any_of_it_drafts() -> None:

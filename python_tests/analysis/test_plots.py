@@ -121,6 +121,12 @@ def test_points_are_those_of_the_rows() -> None:
     figure = plots.gain_by_batch(ROWS)
     (line,) = (line for line in figure.axes[0].lines if line.get_label() == "lookup, 3")
     assert list(line.get_ydata()) == pytest.approx([1.3, 1.0375])
+    both = plots.gain_by_batch([*ROWS, *({**r, "prompts": "others", "gain": estimate(9.0)} for r in ROWS)])
+    assert [axes.get_title() for axes in both.axes] == [
+        f"{of}, {how}" for of in ("texts", "others") for how in ("greedy", "T = 1")
+    ]
+    (line,) = (line for line in both.axes[0].lines if line.get_label() == "lookup, 3")
+    assert list(line.get_ydata()) == pytest.approx([1.3, 1.0375]), "not the other set's"
     assert points(plots.techniques(alone), 0, "medusa") == pytest.approx([1.1, 1.3])
     figure = plots.thresholds(TYPICAL)
     assert points(figure, 0, "texts, T = 0.7") == [1.95, 1.8]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from python_tests.support import in_fresh_process
 from specdec_kernels import analysis
@@ -163,6 +164,30 @@ REFUSED: list[tuple[Callable[..., Any], tuple[Any, ...], type[Exception], str]] 
     (
         analysis.best_draft_length, (0.5, [0, 1], [1.0, 1.1, 1.2]), ValueError,
         "best_draft_length: lengths must be [n >= 1] and seconds [..., n], got [2] and [3]",
+    ),
+    (
+        analysis.best_draft_length, ([0.5] * 3, [0, 1], [[1.0, 1.1]] * 2), ValueError,
+        "best_draft_length: alpha, seconds must broadcast against each other, got [3], [2]",
+    ),
+    *(
+        (function, ([0.5] * 2, [1] * 3, *[0.1] * more), ValueError,
+         f"{function.__name__}: alpha, {', '.join(rest)} must broadcast against each other, "
+         f"got [2], [3]{', []' * more}{', []' * (function is analysis.walltime_improvement)}")
+        for function, more, rest in (
+            (analysis.expected_tokens, 0, ["gamma"]),
+            (analysis.walltime_improvement, 1, ["gamma", "c", "verification"]),
+            (analysis.operations_factor, 1, ["gamma", "operations_ratio"]),
+            (analysis.memory_factor, 1, ["gamma", "memory_ratio"]),
+            (analysis.best_gamma, 0, ["c"]), (analysis.least_improvement, 0, ["c"]),
+        )
+    ),
+    (
+        analysis.break_even_acceptance, ([1] * 2, [0.1] * 3), ValueError,
+        "break_even_acceptance: gamma, c, verification must broadcast against each other, got [2], [3], []",
+    ),
+    (
+        analysis.expected_tokens, (torch.tensor(0.5, requires_grad=True), 1), TypeError,
+        "expected_tokens: alpha must be a number or an array of numbers, got tensor(0.5000, requires_grad=True)",
     ),
 ]  # fmt: skip
 

@@ -196,7 +196,14 @@ def test_threads_where_a_process_may_use_all_cores(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(assets, "load_model", none)
     with pytest.raises(assets.AssetError):
         compare.run(
-            ["demo"], batch=1, max_new_tokens=1, temperatures=[0.0], threads=None, num_speculative_tokens=1, seed=0,
+            ["chat"], batch=1, max_new_tokens=1, temperatures=[0.0], threads=None, num_speculative_tokens=1, seed=0,
             show=None,
         )  # fmt: skip
     assert asked == [3]
+
+
+def test_more_prompts_than_a_set_has_are_refused_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "num_prompts", lambda name: 5)
+    monkeypatch.setattr(assets, "load_model", lambda: pytest.fail("it was loaded"))
+    with pytest.raises(ValueError, match=r"^demo: batch must be at most 5, the prompts of 'chat', got 6$"):
+        demo.main(["--sets", "chat", "--batch", "6"])

@@ -314,15 +314,15 @@ def measure_costs(
 ) -> StepCosts:
     """Time steps of `batch_size` sequences, plain and with drafts of each length, all in turn in every round.
 
-    The costs of verifying do not depend on what drafts, but for trees: chains are timed with a draft that costs
-    nothing.
+    Steps are greedy, after at most the last 128 tokens of each prompt: those after a longer text cost more, by what
+    attention takes. The costs of verifying a chain are those of a draft that costs nothing and has no distribution.
 
     Parameters
     ----------
     model
         As of `generate`.
     input_ids : Tensor
-        ``[num_prompts, prompt]`` int64 or int32: decoding begins after the last tokens of these, taken in turn.
+        ``[num_prompts, prompt]`` int64 or int32: decoding begins after the last of these, taken in turn.
     drafters : mapping
         Names to drafters; none: plain decoding and `lengths` alone are timed.
     attention_mask : Tensor, optional
@@ -339,7 +339,7 @@ def measure_costs(
     Raises
     ------
     ValueError, TypeError
-        As `generate`.
+        As `generate`; a drafter of trees that drafted none.
     """
     check_measuring("measure_costs", drafters, lengths, rounds, clock, advance)
     check_int("measure_costs", "batch_size", batch_size, 1, 2**31 - 1)
@@ -380,10 +380,14 @@ def measure_costs(
             )  # fmt: skip
             counted = seen.seconds[1:]  # the first step may prepare something
             if way is None or isinstance(drafter, TreeDrafter):
-                seconds[way or rows] += counted[seen.rows[1:] == rows, 1:].sum(1).tolist()
+                # A tree may have fewer nodes than the drafter's at most.
+                drafts = seen.rows[1:] == rows if way is None else seen.rows[1:] > 1
+                seconds[way or rows] += counted[drafts, 1:].sum(1).tolist()
             if way is not None:
                 drafting[way, length] += counted[:, 0].tolist()
             advance()
+    if nothing := [key for key, values in seconds.items() if not values]:
+        raise ValueError(f"measure_costs: drafters must draft a tree after input_ids, got none from {nothing[0]!r}")
     return StepCosts(
         batch_size,
         {key: float(np.median(values)) for key, values in seconds.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -223,7 +224,8 @@ def plan(
         As of `generate`.
     batches : sequence of (Tensor, Tensor or None)
         The prompts: input ids and attention mask of each batch, ``[batch, prompt]``. Acceptances are measured on all of
-        them, costs on the first batch alone: a step on longer prompts costs more.
+        them, costs on the first batch alone, as `measure_costs` does: after at most 128 tokens, so that for longer
+        prompts hand in `costs` of your own where attention counts.
     drafters : mapping
         Names to drafters, at least one.
     temperatures, lengths, batch_sizes : sequence
@@ -357,15 +359,15 @@ def simulate(
     Raises
     ------
     TypeError, ValueError
-        An argument of another type or shape; acceptances or a share outside [0, 1]; times outside [0, 10^9]; counts
-        below 1, a seed below 0.
+        An argument of another type or shape; acceptances or a share outside [0, 1]; times below 0 or above 10^9,
+        of verification 0, too; counts below 1, a seed below 0.
     """
     check_array("simulate", "acceptances", acceptances, "f", "[length] float64")
     if acceptances.ndim != 1 or not ((acceptances >= 0) & (acceptances <= 1)).all():
         raise ValueError(f"simulate: acceptances must be [length] numbers in [0, 1], got {acceptances}")
     check_number("simulate", "drafted_share", drafted_share, 0, 1)
-    for name, number in (("drafting", drafting), ("verification", verification)):
-        check_number("simulate", name, number, 0, 1e9)
+    check_number("simulate", "drafting", drafting, 0, 1e9)
+    check_number("simulate", "verification", verification, sys.float_info.min, 1e9)
     for name, value in (("batch_size", batch_size), ("num_tokens", num_tokens), ("answers", answers)):
         check_int("simulate", name, value, 1, 2**31 - 1)
     check_flag("simulate", "always", always)

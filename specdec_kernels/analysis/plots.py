@@ -187,23 +187,24 @@ def gain_by_batch(choices: Sequence[Row]) -> Figure:
         "choices" of `Plan.to_dict`.
     """
     _check_rows("gain_by_batch", "choices", choices, *_WAY, "batch_size", "gain")
-    temperatures = list(dict.fromkeys(row["temperature"] for row in choices))
+    cases = _cases(choices)
     ways = list(dict.fromkeys((row["drafter"], row["num_speculative_tokens"]) for row in choices))
     batches = sorted({row["batch_size"] for row in choices})
-    figure, axes = _panels(len(temperatures), 6.4 * min(2, len(temperatures)), 4.6)
+    figure, axes = _panels(len(cases), 6.4 * min(2, len(cases)), 4.6)
     drafters = list(dict.fromkeys(drafter for drafter, _ in ways))
-    for panel, temperature in zip(axes, temperatures, strict=False):
+    for panel, (prompts, temperature) in zip(axes, cases, strict=False):
         for i, way in enumerate(ways):
             chosen = {
                 row["batch_size"]: row["gain"]["mean"]
                 for row in choices
-                if (row["temperature"], row["drafter"], row["num_speculative_tokens"]) == (temperature, *way)
+                if row.get("prompts", "") == prompts
+                and (row["temperature"], row["drafter"], row["num_speculative_tokens"]) == (temperature, *way)
             }
             style: dict[str, Any] = {"color": f"C{drafters.index(way[0])}", "marker": _marker(i)}
             panel.plot([batches.index(b) for b in chosen], list(chosen.values()), label=f"{way[0]}, {way[1]}", **style)
         panel.axhline(1.0, color="black", linewidth=1)
         panel.set_xticks(range(len(batches)), [str(batch) for batch in batches])
-        _label(panel, _title("", temperature), "sequences decoded together", "tokens a second over plain decoding")
+        _label(panel, _title(prompts, temperature), "sequences decoded together", "tokens a second over plain decoding")
     _legend(figure, axes, title="drafter, draft tokens")
     return figure
 

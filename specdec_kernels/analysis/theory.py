@@ -45,10 +45,13 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Floats:
     Raises
     ------
     TypeError, ValueError
-        Something else than numbers; ``alpha`` outside [0, 1], or ``gamma`` that is negative or no integer; also from
-        the functions below, as for their other arguments, by name.
+        Something else than numbers; ``alpha`` outside [0, 1], or ``gamma`` that is negative or no integer; shapes that
+        do not broadcast; also from the functions below, as for their other arguments, by name.
     """
-    return _expected_tokens(_share("expected_tokens", "alpha", alpha), _count("expected_tokens", gamma))
+    name = "expected_tokens"
+    shares, gammas = _share(name, "alpha", alpha), _count(name, gamma)
+    _fit(name, alpha=shares, gamma=gammas)
+    return _expected_tokens(shares, gammas)
 
 
 def expected_tokens_by_position(acceptances: ArrayLike) -> Floats:
@@ -86,8 +89,10 @@ def walltime_improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, verif
         give 1: it divides there, too.
     """
     name = "walltime_improvement"
-    tokens = _expected_tokens(_share(name, "alpha", alpha), gammas := _count(name, gamma))
-    return tokens / (gammas * _cost(name, "c", c) + _cost(name, "verification", verification, positive=True))
+    shares, gammas, costs = _share(name, "alpha", alpha), _count(name, gamma), _cost(name, "c", c)
+    verified = _cost(name, "verification", verification, positive=True)
+    _fit(name, alpha=shares, gamma=gammas, c=costs, verification=verified)
+    return _expected_tokens(shares, gammas) / (gammas * costs + verified)
 
 
 def operations_factor(alpha: ArrayLike, gamma: ArrayLike, operations_ratio: ArrayLike) -> Floats:
@@ -102,9 +107,10 @@ def operations_factor(alpha: ArrayLike, gamma: ArrayLike, operations_ratio: Arra
         ĉ, operations a token of the draft over the target's (definition 3.10), >= 0: about that of their parameters.
     """
     name = "operations_factor"
-    gammas = _count(name, gamma)
-    tokens = _expected_tokens(_share(name, "alpha", alpha), gammas)
-    return (gammas * _cost(name, "operations_ratio", operations_ratio) + gammas + 1) / tokens
+    shares, gammas = _share(name, "alpha", alpha), _count(name, gamma)
+    ratios = _cost(name, "operations_ratio", operations_ratio)
+    _fit(name, alpha=shares, gamma=gammas, operations_ratio=ratios)
+    return (gammas * ratios + gammas + 1) / _expected_tokens(shares, gammas)
 
 
 def memory_factor(alpha: ArrayLike, gamma: ArrayLike, memory_ratio: ArrayLike = 0.0) -> Floats:
@@ -116,12 +122,13 @@ def memory_factor(alpha: ArrayLike, gamma: ArrayLike, memory_ratio: ArrayLike = 
     ----------
     alpha, gamma : array_like
     memory_ratio : array_like
-        m, bytes of the draft's weights over the target's, >= 0.
+        m, bytes of weights and cache that a forward of the draft reads over what one of the target reads, >= 0.
     """
     name = "memory_factor"
-    gammas = _count(name, gamma)
-    tokens = _expected_tokens(_share(name, "alpha", alpha), gammas)
-    return (gammas * _cost(name, "memory_ratio", memory_ratio) + 1) / tokens
+    shares, gammas = _share(name, "alpha", alpha), _count(name, gamma)
+    ratios = _cost(name, "memory_ratio", memory_ratio)
+    _fit(name, alpha=shares, gamma=gammas, memory_ratio=ratios)
+    return (gammas * ratios + 1) / _expected_tokens(shares, gammas)
 
 
 def best_gamma(alpha: ArrayLike, c: ArrayLike, max_gamma: int = MAX_GAMMA) -> NDArray[np.int64]:
@@ -140,6 +147,7 @@ def best_gamma(alpha: ArrayLike, c: ArrayLike, max_gamma: int = MAX_GAMMA) -> ND
         raise ValueError(f"{name}: max_gamma must be a number <= {_LARGEST_GAMMA}, got {max_gamma!r}")
     lengths = np.arange(int(most) + 1)
     shares, costs = _share(name, "alpha", alpha), _cost(name, "c", c)
+    _fit(name, alpha=shares, c=costs)
     found = _best_draft_length(shares, lengths, 1.0 + lengths * costs[..., None])
     return np.where(shares > costs, found, 0)[()]  # rounding would decide where they are equal
 
@@ -175,7 +183,9 @@ def best_draft_length(
         )
     if counts[0] != 0:
         raise ValueError(f"{name}: lengths must begin with 0, got {int(counts[0])}")
-    return _best_draft_length(_share(name, "alpha", alpha), counts, times, margin)
+    shares = _share(name, "alpha", alpha)
+    _fit(name, alpha=shares, seconds=times[..., 0])
+    return _best_draft_length(shares, counts, times, margin)
 
 
 def break_even_acceptance(gamma: ArrayLike, c: ArrayLike, verification: ArrayLike = 1.0) -> Floats:
@@ -190,9 +200,10 @@ def break_even_acceptance(gamma: ArrayLike, c: ArrayLike, verification: ArrayLik
         As in `walltime_improvement`.
     """
     name = "break_even_acceptance"
-    gammas, costs, verified = np.broadcast_arrays(
-        _count(name, gamma), _cost(name, "c", c), _cost(name, "verification", verification, positive=True)
-    )
+    gammas, costs = _count(name, gamma), _cost(name, "c", c)
+    verified = _cost(name, "verification", verification, positive=True)
+    _fit(name, gamma=gammas, c=costs, verification=verified)
+    gammas, costs, verified = np.broadcast_arrays(gammas, costs, verified)
     needed = gammas * costs + verified  # tokens a step
     low, high = np.zeros(needed.shape), np.ones(needed.shape)
     for _ in range(53):  # bits of a float64; the expected tokens grow with α
@@ -206,7 +217,9 @@ def break_even_acceptance(gamma: ArrayLike, c: ArrayLike, verification: ArrayLik
 def least_improvement(alpha: ArrayLike, c: ArrayLike) -> Floats:
     """What the best γ gains at least, as a multiple of plain decoding: ``max(1, (1 + α) / (1 + c))``, corollary 3.9."""
     name = "least_improvement"
-    return np.maximum(1.0, (1.0 + _share(name, "alpha", alpha)) / (1.0 + _cost(name, "c", c)))
+    shares, costs = _share(name, "alpha", alpha), _cost(name, "c", c)
+    _fit(name, alpha=shares, c=costs)
+    return np.maximum(1.0, (1.0 + shares) / (1.0 + costs))
 
 
 def _expected_tokens(alpha: Floats, gamma: NDArray[np.int64]) -> Floats:
@@ -222,6 +235,15 @@ def _best_draft_length(
     rates = _expected_tokens(alpha[..., None], lengths) / seconds
     rates[..., 0] *= margin
     return lengths[rates.argmax(-1)]
+
+
+def _fit(caller: str, **given: NDArray[np.generic]) -> None:
+    """ValueError unless their shapes broadcast."""
+    try:
+        np.broadcast_shapes(*(numbers.shape for numbers in given.values()))
+    except ValueError:
+        shapes = ", ".join(str(list(numbers.shape)) for numbers in given.values())
+        raise ValueError(f"{caller}: {', '.join(given)} must broadcast against each other, got {shapes}") from None
 
 
 def _share(caller: str, name: str, value: ArrayLike) -> Floats:
@@ -246,7 +268,7 @@ def _numbers(caller: str, name: str, value: ArrayLike) -> Floats:
         given = np.asarray(value)
         if given.dtype.kind in "iuf" or given.size == 0:
             return given.astype(np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # the last one of a torch tensor that requires grad
         pass
     raise TypeError(f"{caller}: {name} must be a number or an array of numbers, got {value!r}")
 

@@ -131,11 +131,7 @@ def load_prompts(name: str, tokenizer: PreTrainedTokenizerBase, count: int | Non
         Its text cannot be fetched.
     """
     check_one_of("load_prompts", "name", name, PROMPT_SETS)
-    build, is_chat = _BUILDERS[name]
-    try:
-        texts = build()
-    except (ImportError, OSError, KeyError) as error:  # a Python that came without its sources or its pydoc topics
-        raise AssetError(f"prompt set {name!r} cannot be made from this Python's standard library: {error}") from error
+    texts, (_, is_chat) = _texts(name), _BUILDERS[name]
     if count is not None:
         if not 1 <= count <= len(texts):
             raise ValueError(f"load_prompts: count must be in 1 .. {len(texts)} for {name!r}, got {count}")
@@ -143,6 +139,25 @@ def load_prompts(name: str, tokenizer: PreTrainedTokenizerBase, count: int | Non
     if not is_chat:
         return texts
     return [chat_of(tokenizer, text) for text in texts]
+
+
+def num_prompts(name: str) -> int:
+    """How many prompts a set has.
+
+    Raises
+    ------
+    ValueError, AssetError
+        As `load_prompts`.
+    """
+    check_one_of("num_prompts", "name", name, PROMPT_SETS)
+    return len(_texts(name))
+
+
+def _texts(name: str) -> list[str]:
+    try:
+        return _BUILDERS[name][0]()
+    except (ImportError, OSError, KeyError) as error:  # a Python that came without its sources or its pydoc topics
+        raise AssetError(f"prompt set {name!r} cannot be made from this Python's standard library: {error}") from error
 
 
 def chat_of(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:

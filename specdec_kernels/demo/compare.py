@@ -62,6 +62,9 @@ def run(
     cores = len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
     torch.set_num_threads(threads or min(_MAX_THREADS, cores))
     settings = [SamplingParams(temperature=temperature) for temperature in temperatures]
+    for name in names:
+        if batch > (most := prompts.num_prompts(name)):
+            raise ValueError(f"demo: batch must be at most {most}, the prompts of {name!r}, got {batch}")
     model, tokenizer = assets.load_model()
     batches = {name: prompts.encode(tokenizer, prompts.load_prompts(name, tokenizer, batch)) for name in names}
     drafter = NgramLMDrafter(corpus.ngram_table(tokenizer))
