@@ -52,11 +52,23 @@ def proposing(tokens: Tensor) -> Any:
         (Proposing(lambda state, n: IDS[:, :1]), TypeError, "a Draft, got Tensor"),
         (proposing(torch.tensor([1, 2])), ValueError, r"\[batch=2, at most 3\] tokens, got \[2\]"),
         (proposing(IDS[:1]), ValueError, r"\[batch=2, at most 3\] tokens, got \[1, 3\]"),
+        (proposing(IDS.to("meta")), ValueError, "tokens on cpu, got meta"),
+        (
+            Proposing(lambda state, n: Draft(IDS[:, :2], num_draft_tokens=torch.ones(2, device="meta").long())),
+            ValueError, "num_draft_tokens on cpu, got meta",
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_drafter_that_proposes_something_else_is_refused(drafter: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=f"^generate: Proposing.propose must give {message}"):
         sk.generate(TableRunner.random(), IDS, drafter=drafter, max_new_tokens=6, num_speculative_tokens=3)
+
+
+@pytest.mark.parametrize("name", ["tokens", "logits", "probs"])
+def test_a_draft_of_another_rank_is_not_widened(name: str) -> None:
+    draft = Draft(**{"tokens": IDS[:, :1], name: torch.ones(2).long() if name == "tokens" else torch.ones(2, 1)})
+    with pytest.raises(ValueError, match=rf"^Draft: {name} must be \[batch, num_draft.*\], got \[2"):
+        draft.widened(3)
 
 
 @pytest.mark.parametrize("bad", [23, 2**40, -2, -(2**63)])

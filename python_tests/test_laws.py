@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from python_tests.ops.chains import LAWS
@@ -24,9 +25,14 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: laws.Lossy(0.2, beta=None), TypeError, "Lossy: beta must be a number or 'exact', got NoneType"),  # type: ignore[arg-type]
     (lambda: laws.Chow("0.5"), TypeError, "Chow: alpha must be a number, got str"),  # type: ignore[arg-type]
     (lambda: laws.Diff(math.nan), ValueError, "Diff: alpha must be finite, got nan"),
-    (lambda: laws.Opt(0.1, loss="l2"), ValueError, "Opt: loss must be '0-1' or 'log', got 'l2'"),
-    (lambda: laws.TokenV1(0.1, bonus="draft"), ValueError, "TokenV1: bonus must be 'target' or 'cascade', got 'draft'"),
-    (lambda: laws.BiLD(1, distance="kl"), ValueError, "BiLD: distance must be 'cross-entropy' or 'argmax', got 'kl'"),
+    (lambda: laws.Opt(0.1, loss="l2"), ValueError, "Opt: loss must be one of 0-1, log, got 'l2'"),
+    (
+        lambda: laws.TokenV1(0.1, bonus="draft"),
+        ValueError,
+        "TokenV1: bonus must be one of target, cascade, got 'draft'",
+    ),
+    (lambda: laws.BiLD(1, distance="kl"), ValueError, "BiLD: distance must be one of cross-entropy, argmax, got 'kl'"),
+    (lambda: laws.Chow(1, loss=np.array(["0-1", "log"])), ValueError, "Chow: loss must be one of 0-1, log, got array"),
 ]
 
 

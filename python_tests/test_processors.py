@@ -153,6 +153,7 @@ def test_other_counts_refused(given: Any, counts: Any, error: type[Exception], m
         ({"logit_bias": {3: "a"}}, TypeError, "logit_bias must map ids to numbers, got str"),
         ({"logit_bias": {3: math.inf}}, ValueError, "logit_bias must map ids to float32 numbers or -inf, got inf"),
         ({"logit_bias": {3: 1e39}}, ValueError, "logit_bias must map ids to float32 numbers or -inf, got 1e"),
+        ({"logit_bias": {3: -1e39}}, ValueError, "logit_bias must map ids to float32 numbers or -inf, got -1e"),
         ({"logit_bias": {-3: 1.0}}, ValueError, "logit_bias must be in"),
         ({"logit_bias": (torch.ones(2).long(), torch.ones(3))}, TypeError, "logit_bias must hold as many real values"),
         ({"banned_ids": 3}, TypeError, "banned_ids must be ids, lists of ids or a tensor, got int"),

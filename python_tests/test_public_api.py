@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import specdec_kernels as sk
 from python_tests.ops import inputs
 from python_tests.ops.inputs import op_tests
+from python_tests.public import modules
 from python_tests.support import in_fresh_process
 from specdec_kernels.backends import OPS, automatic, native
 
@@ -48,6 +52,22 @@ def test_every_exported_name_exists_and_is_documented() -> None:
     assert len(set(sk.__all__)) == len(sk.__all__)
     assert set(SIGNATURES) <= set(sk.__all__)
     assert sk.PLACEHOLDER_TOKEN_ID == -1
+
+
+def test_what_holds_arrays_is_equal_to_itself_alone() -> None:
+    """Comparing tensors and arrays has no truth value: a dataclass that compared its fields would raise."""
+
+    def holds(kind: Any) -> bool:
+        of_arrays = kind in (torch.Tensor, np.ndarray) or typing.get_origin(kind) is np.ndarray
+        return of_arrays or any(holds(part) for part in typing.get_args(kind))
+
+    compared = {
+        kind.__name__
+        for kind in (getattr(module, name) for module in modules() for name in module.__all__)
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__eq__ is not object.__eq__
+        and any(map(holds, typing.get_type_hints(kind).values()))
+    }  # fmt: skip
+    assert compared == {"SamplingParams"}, "which mostly holds numbers"
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

@@ -29,6 +29,7 @@ import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .checks import check_one_of
 from .flat import LOSSY, FlatLaw
 
 __all__ = ["BiLD", "Chow", "Diff", "Lossy", "Opt", "TargetLaw", "TokenV1", "TokenV2", "TokenV3"]
@@ -73,9 +74,7 @@ class TargetLaw:
         return False
 
     def _one_of(self, name: str, choices: tuple[str, str]) -> None:
-        if getattr(self, name) not in choices:
-            wanted = " or ".join(map(repr, choices))
-            raise ValueError(f"{type(self).__name__}: {name} must be {wanted}, got {getattr(self, name)!r}")
+        check_one_of(type(self).__name__, name, getattr(self, name), choices)
 
 
 _MOST_EXACT, _MOST_BETA = 0.999, 1e30

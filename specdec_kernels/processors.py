@@ -344,7 +344,7 @@ def _bias(value: object) -> tuple[Tensor, Tensor]:
             check_int("Processors", "logit_bias", one, 0, MOST_ID)
             if isinstance(added, bool) or not isinstance(added, (int, float)):
                 raise TypeError(f"Processors: logit_bias must map ids to numbers, got {type(added).__name__}")
-            if not added <= _MOST_BIAS or (isinstance(added, int) and added < -_MOST_BIAS):  # nor NaN
+            if not (-_MOST_BIAS <= added <= _MOST_BIAS or added == -math.inf):  # nor NaN
                 raise ValueError(f"Processors: logit_bias must map ids to float32 numbers or -inf, got {added}")
     ids = _padded([list(row or ()) for row in rows])
     values = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)

@@ -7,6 +7,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -73,6 +74,9 @@ class Half:
         ({"eos_token_id": [1, -1]}, ValueError, r"eos_token_id must be in \[0, vocab=23\), got -1"),
         ({"eos_token_id": "</s>"}, TypeError, "eos_token_id must be an integer or several, got str"),
         ({"eos_token_id": 2.0}, TypeError, "eos_token_id must be an integer or several, got float"),
+        ({"eos_token_id": [1, True]}, TypeError, "eos_token_id must be an integer or several, got list"),
+        ({"num_speculative_tokens": np.array([1, 2])}, TypeError, "num_speculative_tokens must be an integer, got nd"),
+        ({"num_speculative_tokens": np.array("auto")}, TypeError, "num_speculative_tokens must be an integer, got nd"),
         (
             {"streamer": Half(), "input_ids": IDS[:1]},
             TypeError,

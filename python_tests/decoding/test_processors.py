@@ -215,6 +215,20 @@ def test_medusa_guesses_are_penalised_as_the_target_is(monkeypatch: pytest.Monke
     assert told.stats.acceptance_rate > untold.stats.acceptance_rate
 
 
+def test_a_draft_beyond_the_room_of_the_counts_is_no_fault() -> None:
+    """A draft model counts its own draft, which may run on beyond the end of its sequence, and of the counts."""
+    target, ids = TableRunner.random(seed=1), prompts(4, 4, vocab=23)[0]
+    near = TableRunner(target.table + 2 * TableRunner.random(seed=2).table)
+    with environment(SPECDEC_CHECK="1"):
+        for seed in range(10):
+            processors = sk.Processors(frequency_penalty=50.0, token_counts=sk.TokenCounts(ids, 12))
+            out = sk.generate(
+                target, ids, drafter=sk.ModelDrafter(near), num_speculative_tokens=5, processors=processors,
+                seeds=torch.tensor([seed, seed + 100]), max_new_tokens=12, eos_token_id=[],
+            )  # fmt: skip
+            assert not out.status.any()
+
+
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
 def test_a_draft_ends_where_processors_leave_none_of_its_ids(acceptance: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on with no id that they bar, and to SPECDEC_CHECK=1 nothing is wrong."""

@@ -444,6 +444,23 @@ def test_a_rehearsal_is_neither_prefill_nor_decoding(monkeypatch: pytest.MonkeyP
         assert (stats.seconds_prefill, stats.seconds_rehearsal, stats.seconds_decode) == (10, rehearsing, 0)
 
 
+def test_two_calls_at_once_do_not_learn_the_same_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Contended(dict[Any, Any]):
+        """Another thread's call begins as soon as this one's costs are kept."""
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(key, value)
+            super().__setitem__(key, LearnedCosts(PACKED, 0.5))
+
+    monkeypatch.setattr(rehearsal, "_rehearse", lambda *_: PACKED)
+    target = TableRunner.random()
+    rehearsal._known[rehearsal.Identity(target)] = known = Contended()
+    steps: Any = SimpleNamespace(state=SimpleNamespace(batch_size=1), runner=target, drafter=sk.NgramDrafter())
+    for _ in range(2):  # rehearsed, and continued
+        costs = rehearsal.begin_costs(steps, AUTO_DRAFT_LENGTHS)
+        assert costs not in known.values()
+
+
 def test_few_row_counts_are_verified() -> None:
     """A draft is padded, so that weights packed for a row count are used and no kernel sees a new shape every step."""
     target = TableRunner.random()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -88,6 +90,13 @@ def test_a_saved_table_is_the_same(tmp_path: Path) -> None:
         ValueError, match=r"floats.npz is not a table: NgramTable: orders\[0\].keys must be contiguous uint64"
     ):
         NgramTable.load(tmp_path / "floats.npz")
+    with zipfile.ZipFile(tmp_path / "strong.npz", "w", compression=zipfile.ZIP_STORED) as file:
+        file.writestr("keys0.npy", b"")
+    found = bytearray((tmp_path / "strong.npz").read_bytes())
+    found[found.index(b"PK\x01\x02") + 6] = 99  # the version of the format that is needed
+    (tmp_path / "strong.npz").write_bytes(found)
+    with pytest.raises(ValueError, match="is not a table: zip file version"):
+        NgramTable.load(tmp_path / "strong.npz")
     whole = (tmp_path / "t.npz").read_bytes()
     (tmp_path / "t.npz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="is not a table"):
@@ -113,8 +122,9 @@ def test_bad_tables_are_refused(arguments: tuple[object, ...], error: type[Excep
 def test_bad_parameters_are_refused() -> None:
     with pytest.raises(ValueError, match=r"order must be in \[1, 64\], got 0"):
         NgramLMDrafter(order=0)
-    with pytest.raises(ValueError, match="sharpness must be > 0, got -1"):
-        NgramLMDrafter(sharpness=-1)
+    for sharpness in (-1, 0, math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"sharpness must be in .*, got {sharpness}"):
+            NgramLMDrafter(sharpness=sharpness)
     with pytest.raises(ValueError, match="table must be of the target's tokenizer, but it has id 99 .* 23 ids"):
         decode(NgramLMDrafter(NgramTable.from_tokens(ids(*range(100)))), "greedy")
 

@@ -58,7 +58,7 @@ class Estimate:
     high: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Acceptance:
     """How often a drafter's tokens are accepted, as `watch` saw it.
 

@@ -32,7 +32,7 @@ from ..types import RowStats
 Clock = Callable[[], float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Watched:
     """What `watch` saw.
 

@@ -61,7 +61,7 @@ def check_draft_length(caller: str, num_speculative_tokens: object) -> None:
             f"{caller}: num_speculative_tokens must be an integer, 'auto' or a CostTable, got "
             f"{num_speculative_tokens!r}"
         )
-    if num_speculative_tokens != "auto" and not isinstance(num_speculative_tokens, CostTable):
+    if not isinstance(num_speculative_tokens, (str, CostTable)):
         check_int(caller, "num_speculative_tokens", num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
 
 

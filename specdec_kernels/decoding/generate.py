@@ -117,7 +117,7 @@ def generate(
         Most new tokens of each sequence, >= 1.
     num_speculative_tokens : int, "auto" or CostTable
         Draft tokens a step, 0 … 64. "auto": 0, 1, 3 or 7, chosen for the batch at each step by what its drafts have
-        yielded so far (those of `NgramDrafter` and `NgramLMDrafter` by how long a match each was read on from) and by
+        yielded so far (those of lookups and of `NgramLMDrafter` by how long a match each was read on from) and by
         what steps have cost (at the first call with this model, kind of drafter and batch size, eight are timed, four
         of trees), so that the batch is done soonest; where drafting does not pay, nothing is drafted. Where
         `acceptance` is "token" or "block", sampling is not greedy and `seeds` are given, the draws depend on that

@@ -110,6 +110,9 @@ class Steps:
         if not isinstance(draft, Draft):
             raise TypeError(f"{caller} must give a Draft, got {type(draft).__name__}")
         tokens = draft.tokens
+        for name in ("tokens", "num_draft_tokens"):
+            if (given := getattr(draft, name)) is not None and given.device != at_step.device:
+                raise ValueError(f"{caller} must give {name} on {at_step.device}, got {given.device}")
         if draft.tree is not None:
             _check_tree(caller, self.drafter, draft, draft.tree, at_step.batch_size)
             return draft

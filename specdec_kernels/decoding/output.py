@@ -29,7 +29,7 @@ class Provenance(IntEnum):
     """Drawn by the target after its whole draft was accepted; every token of a step without a draft."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GenerationStats:
     """Counts and times of one `generate` call.
 
@@ -99,7 +99,7 @@ class GenerationStats:
         return self.num_tokens / self.seconds_decode if self.seconds_decode > 0 else float("nan")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GenerationOutput:
     """What `generate` returns.
 

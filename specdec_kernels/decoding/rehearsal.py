@@ -50,8 +50,10 @@ def begin_costs(steps: Steps, lengths: tuple[int, ...]) -> LearnedCosts:
     known = _known.setdefault(target, {})
     if draft is not None and key not in known:
         weakref.finalize(draft, known.pop, key, None)
-    known[key] = known[key].continued() if key in known else LearnedCosts(_rehearse(steps, lengths), 1 / _REPEATS)
-    return known[key]
+    before = known.get(key)
+    costs = LearnedCosts(_rehearse(steps, lengths), 1 / _REPEATS) if before is None else before.continued()
+    known[key] = costs  # of another thread's call, too; each goes on with its own
+    return costs
 
 
 def _rehearse(steps: Steps, lengths: tuple[int, ...]) -> np.ndarray:

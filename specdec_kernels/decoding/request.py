@@ -63,13 +63,14 @@ class Request:
     def ends(self, caller: str, runner: Runner) -> Tensor | None:
         """``[num_eos]`` int64 ids that end a sequence, or None; raises for those that are none."""
         wanted: Any = runner.end_ids if self.eos_token_id is None else self.eos_token_id
-        if isinstance(wanted, (bool, str, bytes)):
-            raise TypeError(f"{caller}: eos_token_id must be an integer or several, got {type(wanted).__name__}")
+        several = isinstance(wanted, Iterable) and getattr(wanted, "ndim", 1) > 0
         try:
-            ids = [operator.index(i) for i in (wanted if isinstance(wanted, Iterable) else [wanted])]
+            given = list(wanted) if several and not isinstance(wanted, (str, bytes)) else [wanted]
+            ids = [operator.index(i) for i in given]
         except TypeError:
-            got = type(wanted).__name__
-            raise TypeError(f"{caller}: eos_token_id must be an integer or several, got {got}") from None
+            ids, given = [], [True]
+        if any(isinstance(i, bool) for i in given):
+            raise TypeError(f"{caller}: eos_token_id must be an integer or several, got {type(wanted).__name__}")
         bad = [i for i in ids if not 0 <= i < runner.vocab_size]
         if bad and self.eos_token_id is not None:
             raise ValueError(f"{caller}: eos_token_id must be in [0, vocab={runner.vocab_size}), got {bad[0]}")

@@ -16,7 +16,7 @@ PREFILL_ROWS = 512
 """Prompts are fed in pieces of this many rows, so that the mask stays small beside the cache."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prompt:
     """What a generation starts from.
 

@@ -49,7 +49,7 @@ class Speculation:
     delta: float = DELTA
 
 
-@dataclass
+@dataclass(eq=False)
 class DecodingState:
     """The state of one `generate` call. Drafters read it; only the loop writes it.
 
@@ -265,7 +265,7 @@ class DecodingState:
         return result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepResult:
     """What one step did, on the host.
 

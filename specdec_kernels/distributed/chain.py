@@ -11,9 +11,10 @@ from torch import Tensor
 from ..backends import check_backend, implementation
 from ..checks import ID_DTYPES, check_logits, check_one_of, shape_error
 from ..config import settings
+from ..flat import LOSSLESS
 from ..ops._common import Expected, check_params, raise_for_status, unchecked
-from ..ops._random import missing_noise, noise_of
-from ..ops._verify import check_draft, check_eos
+from ..ops._random import noise_of
+from ..ops._verify import check_certain, check_draft, check_eos
 from ..ops.noise_keys import noise_keys as make_noise_keys
 from ..ops.uniform_samples import uniform_samples as make_uniform_samples
 from ..ops.verify_chain import DRAFTED, ROWS
@@ -122,8 +123,8 @@ def verify_chain(
     draft_params = check_params(OP, "draft_params", draft_params, batch, device)
     numbers = (uniform_samples, noise_keys, seeds, step, positions)
     noise, steps, one_step = noise_of(OP, acceptance, numbers, target_logits, batch, ROWS, (batch, rows))
-    if noise[1] is None and acceptance != "greedy" and not params.is_greedy:
-        raise missing_noise(OP, acceptance, noise)
+    if noise[1] is None and acceptance != "greedy":
+        check_certain(OP, acceptance, params, draft_params, LOSSLESS, noise)
     expected: list[Expected] = [("draft_tokens", draft_tokens, ID_DTYPES, DRAFTED, drafted)]
     if noise[1] is not None:
         expected.append(noise)

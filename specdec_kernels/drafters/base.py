@@ -20,6 +20,7 @@ from ..checks import (
     check_instance,
     check_int,
     check_tensor,
+    shape_error,
 )
 from ..decoding.runner import Runner
 from ..decoding.state import DecodingState, StepResult
@@ -31,7 +32,7 @@ _OPTIONAL = (("logits", LOGIT_DTYPES), ("probs", FLOAT32), ("num_draft_tokens", 
 _PARTS = (("params", SamplingParams), ("stats", RowStats), ("token_map", TokenMap), ("tree", DraftTree))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Draft:
     """Draft tokens and the distribution that they were really drawn from.
 
@@ -92,9 +93,12 @@ class Draft:
         Raises
         ------
         TypeError, ValueError
-            Not an integer in [0, 2**31).
+            Not an integer in [0, 2**31), or tensors of another rank.
         """
         check_int("Draft", "width", width, 0, 2**31 - 1)
+        for name, dims in (("tokens", ()), ("logits", ("vocab_draft",)), ("probs", ("vocab_draft",))):
+            if (rows := getattr(self, name)) is not None and rows.dim() != 2 + len(dims):
+                raise shape_error("Draft", name, f"[{', '.join(('batch', 'num_draft', *dims))}]", rows)
         batch, drafted = self.tokens.shape
         if width <= drafted:
             return self
@@ -112,7 +116,7 @@ class Draft:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Foresight:
     """What a drafter is about to propose, as far as it says how likely that is right: see `Drafter.foresee`.
 

@@ -228,7 +228,8 @@ class ModelDrafter(ModelBase):
                 if state.device.type == "cpu" and not np.any(goes_on[:, 0].numpy() & (state.host_limits > i + 1)):
                     break
             if counts is not None:
-                counts.add_(draw.token)
+                with unchecked():  # a draft may run on beyond its sequence's end, where there is no room
+                    counts.add_(draw.token)
         if state.cascade_bonus:
             bonus = self._next_logits(state, tokens)
             rows.append(bonus)

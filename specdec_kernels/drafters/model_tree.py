@@ -126,7 +126,7 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
 
     def _after_text(self, state: DecodingState) -> Tensor:
         """``[batch, 1, vocab_draft]``: what follows the text, of which a step may have added as much as is fed here."""
-        count = min(self._fed, state.capacity)
+        count = self._fed
         rows, starts = self._text(state, count, count)
         self.runner.expect(lambda: torch.arange(count, device=state.device) <= (state.lengths - 1 - starts)[:, None])
         logits = self.runner.forward(rows, starts, max(state.longest, count))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,8 +28,8 @@ class NgramLMDrafter(Drafter):
     """Drafts with an n-gram language model that learns from the sequence as it grows.
 
     Its distribution interpolates counts from the longest context down to the shortest (Witten & Bell 1991): first those
-    of the sequence itself, then those of a fixed table. It costs no forward, and proposes at every step, also where
-    nothing can be looked up.
+    of the sequence itself, then those of a fixed table. It costs no forward, and proposes wherever the last token was
+    followed before, in the text or in the table.
 
     With acceptance "match" a token is drawn with the very noise that the verifier uses at its position, and so is
     accepted more often than any single guess would be; the distribution is sharpened for that, as its counts are
@@ -48,7 +48,7 @@ class NgramLMDrafter(Drafter):
     order : int
         Longest context looked up in the sequence, in tokens, 1 … 64.
     sharpness : float
-        Exponent of the distribution before it is drawn from, > 0; 1 leaves it as counted.
+        Exponent of the distribution before it is drawn from, > 0 and finite; 1 leaves it as counted.
 
     Raises
     ------
@@ -60,8 +60,7 @@ class NgramLMDrafter(Drafter):
         if table is not None:
             check_instance("NgramLMDrafter", "table", table, NgramTable, "an NgramTable or None")
         check_int("NgramLMDrafter", "order", order, 1, MAX_NGRAM)
-        if not check_number("NgramLMDrafter", "sharpness", sharpness, -math.inf, math.inf) > 0:
-            raise ValueError(f"NgramLMDrafter: sharpness must be > 0, got {sharpness}")
+        check_number("NgramLMDrafter", "sharpness", sharpness, sys.float_info.min, sys.float_info.max)
         self.table, self.order, self.sharpness = table, order, sharpness
         self._index: NgramIndex | None = None
         self._barred: Barred | None = None

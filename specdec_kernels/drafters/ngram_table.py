@@ -18,7 +18,7 @@ _KEPT = 64  # continuations kept of a context: rarer ones are hardly ever accept
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: spreads the hash over all bits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Order:
     """The contexts of one length: context `i` owns the entries from ``starts[i]`` to ``starts[i + 1]``."""
 
@@ -116,8 +116,8 @@ class NgramTable:
 
         Raises
         ------
-        FileNotFoundError
-            No file is there.
+        OSError
+            No file is there (FileNotFoundError), or it cannot be read.
         ValueError
             It holds no table.
         TypeError
@@ -132,7 +132,7 @@ class NgramTable:
             with read as file:
                 count = len(file.files) // len(names)
                 return NgramTable([Order(*(file[f"{name}{i}"] for name in names)) for i in range(count)])
-        except (KeyError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        except (KeyError, EOFError, ValueError, TypeError, NotImplementedError, zipfile.BadZipFile) as error:
             raise ValueError(f"NgramTable: {path} is not a table: {error}") from error
 
     def contexts(self, text: Sequence[int]) -> list[tuple[Order, int]]:

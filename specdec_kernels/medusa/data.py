@@ -71,7 +71,7 @@ _QUESTIONS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Document:
     """A text in tokens.
 
@@ -98,7 +98,7 @@ class Document:
         check_int("Document", "first", self.first, 0, len(self.tokens))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Features:
     """Documents, one after the other, as the target's last hidden states: all that Medusa-1 needs of the target.
 

@@ -81,7 +81,3 @@ def noise_of(
     elif step is None:
         raise ValueError(f"{op}: seeds need a step, got None")
     return noise, *split_step(op, step, seeds)
-
-
-def missing_noise(op: str, acceptance: str, noise: Expected) -> ValueError:
-    return ValueError(f"{op}: acceptance={acceptance!r} needs {noise[0]} unless params.temperature is 0, got None")

@@ -10,7 +10,6 @@ from ..laws import BiLD, FlatLaw, TargetLaw, check_law
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap
 from ._common import Expected, Shape, check_beside_probs, check_tensors
-from ._random import missing_noise
 from .arguments import NEED_LOGITS
 
 SIX, VOCAB = ("6",), ("vocab",)  # further dimensions; sums of tuples cost half of what unpacking them does
@@ -103,7 +102,7 @@ def check_certain(
 ) -> None:
     """Refuse a call that must draw but was given no random numbers."""
     if not params.is_greedy:
-        raise missing_noise(op, acceptance, noise)
+        raise ValueError(f"{op}: acceptance={acceptance!r} needs {noise[0]} unless params.temperature is 0, got None")
     if law.is_cascade and not draft_params.is_greedy:
         raise ValueError(
             f"{op}: this target_law needs uniform_samples unless params.temperature and draft_params.temperature "
