@@ -7,6 +7,8 @@ import sys
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.support import Terminal
@@ -60,6 +62,55 @@ def test_a_backend_that_is_not_is_named(
     assert len(bad) == 2 and all(line.startswith("reference") and "verify_chain" in line for line in bad)
     assert printed.splitlines()[-1].startswith("2 of ") and ("as many tokens as" in printed) == (wrong == "tokens")
     assert ("within a piece" in printed) == (wrong == "between")
+
+
+def test_a_backend_that_emits_nothing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is not emitted counts as drawn from the target, all of it where nothing is."""
+    real = sk.verify_chain
+
+    def verify_chain(*rows: Any, backend: str, **given: Any) -> Any:
+        out = real(*rows, backend=backend, **given)
+        if backend == "reference":
+            out.tokens.fill_(-1)
+            out.num_tokens.fill_(0)
+        return out
+
+    monkeypatch.setattr("specdec_kernels.ops.verify_chain.verify_chain", verify_chain)
+    assert cli.main(["check"]) == 1
+    bad = [line for line in capsys.readouterr().out.splitlines() if "a token or more of each step" in line]
+    assert len(bad) == 2 and all(line.startswith("reference") for line in bad)
+
+
+def test_cases_beside_others_are_batched_with_these(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One backend here takes the temperature of the batch's first sequence, another no more rows than it has."""
+    beside = tuple(case for case in chains() if case.beside is not None)
+    assert [case.name for case in beside] == ["beside a shorter draft", "beside a greedy sequence"]
+    rules = {("verify_chain", rule): beside for rule in ("token", "block")}
+    monkeypatch.setattr(own, "rules", lambda: rules)
+    assert cli.main(["check", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows and all(row["exact"] and row["cases"] == 2 and row["distance"] < 1e-6 for row in rows)
+
+    real = sk.verify_chain
+
+    def verify_chain(target: Any, *rows: Any, backend: str, **given: Any) -> Any:
+        temperature, lengths = given["params"].temperature, given.get("num_draft_tokens")
+        if backend == "reference" and isinstance(temperature, Tensor):
+            given["params"] = sk.SamplingParams(temperature[:1].expand(len(temperature)))
+        if backend == "cpu" and lengths is not None:
+            at = int(lengths[0])
+            target = torch.cat([target[:, :at], target[:, at:].clone().copy_(target[:, at : at + 1])], 1)
+        return real(target, *rows, backend=backend, **given)
+
+    monkeypatch.setattr("specdec_kernels.ops.verify_chain.verify_chain", verify_chain)
+    assert cli.main(["check"]) == 1
+    *lines, _ = capsys.readouterr().out.splitlines()
+    wrong = {line.split()[0]: line.partition("WRONG in ")[2] for line in lines}
+    assert wrong["reference"] == "'beside a greedy sequence'" and "'beside a shorter draft'" in wrong["cpu"]
 
 
 def test_a_backend_that_emits_what_the_target_cannot_give_is_named(

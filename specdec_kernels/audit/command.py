@@ -33,7 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("verifier", metavar="module:function", help="what to audit; a module beside you is found too")
     parser.add_argument("--signature", choices=SIGNATURES, default="plain", help="how it is called (default: plain)")
-    parser.add_argument("--drafter", metavar="module:function", help="the drafter that goes with it, for several steps")
+    parser.add_argument(
+        "--drafter",
+        metavar="module:function",
+        help="the drafter that goes with it, for several steps: of chains alone, and not with --no-steps",
+    )
     parser.add_argument("--cases", nargs="+", metavar="PART", help="only the cases whose name contains one of these")
     parser.add_argument(
         "--samples", type=POSITIVE, default=SAMPLES, help="where something is sampled (default: %(default)s)"
@@ -41,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-steps", action="store_true", help="no loop of several steps")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     given = parser.parse_args(argv)
+    if given.drafter is not None and (given.no_steps or SIGNATURES[given.signature].trees):
+        beside = "--no-steps" if given.no_steps else f"--signature {given.signature}"
+        parser.error(f"--drafter must be left out with {beside}: only several steps of chains call it")
 
     def progress(case: str) -> None:
         print(f"\r{case:60}", end="", file=sys.stderr, flush=True)
@@ -48,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # what the audited code prints is no part of the report
         try:
             verifier = _named(given.verifier)
-            draft = _named(given.drafter) if given.drafter else None
+            draft = None if given.drafter is None else _named(given.drafter)
         except (Exception, SystemExit) as error:  # whatever the module raises when it is imported
             parser.error(f"{type(error).__name__}: {error}")
         try:

@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..testing import exact_law, total_variation
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..sampling import SamplingParams
+from ..testing import LATTICE, ChainProblem, Verify, exact_law, total_variation
 from .cases import Case, chains, trees
 
 TOLERANCE = 1e-5
@@ -76,7 +81,7 @@ def check(
             found, failure = [], None
             for case in cases:
                 try:
-                    law = exact_law(verify, case.problem, rule, device)
+                    law = exact_law(_of(case, verify), case.problem, rule, device)
                     each = [(total_variation(law, e), float((law * (e == 0)).sum())) for e in case.expected]
                     found.append((*min(each), case.name))
                 except AssertionError as error:  # what is no distribution at all
@@ -89,3 +94,53 @@ def check(
                 continue
             distance, impossible, name = max(found, key=lambda each: (each[1] > 0, each))
             yield Checked(backend, op, rule, len(cases), distance, name, impossible)
+
+
+def _of(case: Case, verify: Verify) -> Verify:
+    """`verify`, in whose batches every second row is one of what the case has beside it."""
+    problem, other = case.problem, case.beside
+    if other is None:
+        return verify
+    assert isinstance(problem, ChainProblem)
+    lengths, width = (other.length, problem.length), problem.num_tokens
+    paths, weights = other.paths()
+    rng = np.random.default_rng(0)
+
+    def beside(
+        target: Tensor, tokens: Tensor, draft_logits: Tensor, *, acceptance: str, uniform_samples: Tensor,
+        params: SamplingParams, draft_params: SamplingParams,
+    ) -> Any:  # fmt: skip
+        batch, device = len(tokens), target.device
+        chosen = paths[rng.choice(len(paths), batch, p=weights / weights.sum())]
+        uniforms = rng.integers(LATTICE, size=(batch, other.num_uniforms))
+        rows, named = other.call(lambda *rows, **named: (rows, named), chosen, uniforms, acceptance, device)
+        out = verify(
+            _alternate(rows[0], target), _alternate(rows[1], tokens), _alternate(named["draft_logits"], draft_logits),
+            acceptance=acceptance, uniform_samples=_alternate(named["uniform_samples"], uniform_samples),
+            params=_each(other.params, params, batch, device),
+            draft_params=_each(other.draft_params, draft_params, batch, device),
+            num_draft_tokens=torch.tensor(lengths, dtype=torch.int32, device=device).repeat(batch),
+        )  # fmt: skip
+        return out._replace(tokens=out.tokens[1::2, :width], num_tokens=out.num_tokens[1::2])
+
+    return beside
+
+
+def _alternate(first: Tensor, second: Tensor) -> Tensor:
+    """The rows of both by turns; what is behind a shorter sequence's own must not be read."""
+    width = max(first.shape[1], second.shape[1])
+    made = []
+    for rows in (first, second):
+        filler = torch.nan if rows.is_floating_point() else 2**31 - 1
+        behind = [0, 0] * (rows.dim() - 2) + [0, width - rows.shape[1]]
+        made.append(torch.nn.functional.pad(rows, behind, value=filler))
+    return torch.stack(made, 1).flatten(0, 1)
+
+
+def _each(first: SamplingParams, second: SamplingParams, batch: int, device: torch.device) -> SamplingParams:
+    """Two sequences' parameters by turns."""
+
+    def column(name: str) -> Tensor:
+        return torch.tensor([getattr(first, name), getattr(second, name)], device=device).repeat(batch)
+
+    return SamplingParams(column("temperature"), column("top_k"), column("top_p"), column("min_p"))

@@ -49,7 +49,8 @@ def audit(
     signature : str
         One of `SIGNATURES`; each one's docstring says what it is called with.
     draft : callable, optional
-        The drafter that goes with it, for the loop; None: the audit draws the drafts.
+        The drafter that goes with it, for the loop of chains, in which alone it is called; None: the audit draws the
+        drafts.
     cases : sequence of str, optional
         Which cases to run: those whose name contains one of these. None: all.
     steps : bool
@@ -73,9 +74,11 @@ def audit(
     Raises
     ------
     ValueError
-        An unknown signature, or cases that no name contains.
+        An unknown signature, cases that no name contains, or a drafter without a loop that would call it: beside a
+        verifier of trees, or with `steps` off.
     TypeError
-        A verifier that is no callable, or raises a TypeError in every case: it cannot be called as its signature says.
+        A verifier or drafter that is no callable, or whose arguments are not those of its signature (of a compiled one
+        that is called by names they are not known); a verifier that raises a TypeError in every case.
     """
     check_one_of("audit", "signature", signature, SIGNATURES)
     for name, value, needed in (("verifier", verifier, True), ("draft", draft, False), ("progress", progress, False)):
@@ -84,6 +87,8 @@ def audit(
     if cases is not None:
         check_sequence("audit", "cases", cases, str, "strings", least=0)
     check_flag("audit", "steps", steps)
+    if draft is not None and not steps:
+        raise ValueError("audit: draft must be None without steps, as only several steps call it, got one")
     check_int("audit", "samples", samples, 1, 2**31 - 1)
     check_number("audit", "tolerance", tolerance, 0, 1)
     check_int("audit", "seed", seed, 0, None)

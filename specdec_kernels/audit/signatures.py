@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,13 +40,32 @@ class Signature(ABC):
         Whether the drafts are trees.
     keyed : bool
         Whether random numbers are made of seeds and positions that are given.
+    drafts_with : tuple of str
+        What a drafter is called with, in this order; empty: it names what it wants, as a plain one does.
+
+    Raises
+    ------
+    TypeError
+        A drafter that cannot be called so.
+    ValueError
+        A drafter of trees: nothing would call it.
     """
 
     name = ""
     batched, trees, keyed, ragged = True, False, False, False
+    drafts_with: tuple[str, ...] = ()
 
     def __init__(self, verify: Verifier, draft: Verifier | None = None) -> None:
         self.verify, self.draft = verify, draft
+        if draft is None:
+            return
+        if self.trees:
+            wanted = "None with a verifier of trees, as drafters are called over several steps of chains alone"
+            raise ValueError(f"audit: draft must be {wanted}, got one")
+        if self.drafts_with:
+            _check_count(draft, self.drafts_with, f"a {self.name} drafter")
+        else:
+            _check_names(draft, _OF_DRAFTERS, f"a {self.name} drafter")
 
     def uniforms(self, width: int) -> int:
         """How many uniforms a sequence is given, where its rows are `width`."""
@@ -85,8 +104,32 @@ def _named(step: Step, drafting: bool = False) -> dict[str, Any]:
     return named | step.params | {f"draft_{n}": t for n, t in (step.draft_params or {}).items()}
 
 
+def _signature(function: Verifier) -> inspect.Signature | None:
+    """None of compiled code that has none for Python."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def _parameters(function: Verifier, what: str) -> Mapping[str, inspect.Parameter]:
+    """Of what is called by their names."""
+    if (known := _signature(function)) is None:
+        raise TypeError(f"audit: {what} must have a Python signature: wrap it in a def, got {function!r:.80}")
+    return known.parameters
+
+
+def _check_count(function: Verifier, names: tuple[str, ...], what: str) -> None:
+    if (known := _signature(function)) is None:
+        return  # the call will tell
+    try:
+        known.bind(*names)
+    except TypeError as error:
+        raise TypeError(f"audit: {what} must take {', '.join(names)}, by their order: {error}") from None
+
+
 def _check_names(function: Verifier, known: tuple[str, ...], what: str) -> None:
-    parameters = inspect.signature(function).parameters.values()
+    parameters = _parameters(function, what).values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     for parameter in parameters:
         star = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
@@ -118,18 +161,16 @@ class Plain(Signature):
     tokens were drawn from ``draft_probs`` without replacement, siblings in the order of their nodes.
 
     A drafter is ``draft(...) -> tokens [batch]`` and names ``draft_logits`` or ``draft_probs [batch, vocab]``,
-    ``temperature``, ``top_k``, ``top_p``, ``seeds`` and ``positions``.
+    ``temperature``, ``top_k``, ``top_p``, ``seeds`` and ``positions``. Trees take none.
     """
 
     name = "plain"
 
     def __init__(self, verify: Verifier, draft: Verifier | None = None) -> None:
-        super().__init__(verify, draft)
-        self.names = inspect.signature(verify).parameters
         _check_names(verify, _OF_VERIFIERS, "a plain verifier")
-        if draft is not None:
-            _check_names(draft, _OF_DRAFTERS, "a plain drafter")
+        self.names = _parameters(verify, "a plain verifier")
         self.trees = "parents" in self.names
+        super().__init__(verify, draft)
         self.keyed = "seeds" in self.names
         self.ragged = "num_draft_tokens" in self.names
 
@@ -162,6 +203,8 @@ class Transformers(Signature):
     [1, num_draft + 1, vocab]) -> (valid_tokens [1, n + 1], n)``, as ``generation.utils._speculative_sampling``.
 
     The logits are float32 scores with the sampling parameters in them. Randomness is torch's. One sequence a call.
+
+    A drafter is called as a plain one: by the names of its arguments, and with a batch.
     """
 
     name = "transformers"
@@ -197,10 +240,12 @@ class VllmV1(Signature):
 
     name = "vllm-v1"
     ragged = True
+    drafts_with = ("logits", "sampling_metadata")
 
     def __init__(self, verify: Verifier, draft: Verifier | None = None) -> None:
         super().__init__(verify, draft)
-        self.takes_probs = "target_probs" in inspect.signature(verify).parameters
+        known = _signature(verify)  # one without is taken for the release's own, which takes logits
+        self.takes_probs = known is not None and "target_probs" in known.parameters
 
     def uniforms(self, width: int) -> int:
         return 1
@@ -257,6 +302,9 @@ class VllmV2(Signature):
 
     name = "vllm-v2"
     keyed, ragged = True, True
+    drafts_with = (
+        "logits", "expanded_idx_mapping", "temperature", "seed", "pos", "apply_temperature", "is_drafting",
+    )  # fmt: skip
 
     def refuses(self, problem: Problem) -> str | None:
         greedy = (problem.params.temperature == 0, problem.draft_params.temperature == 0)
@@ -299,6 +347,8 @@ class FlashInfer(Signature):
     """``verify(draft_probs [batch, num_draft, vocab] float32, draft_token_ids [batch, num_draft] int32, target_probs
     [batch, num_draft + 1, vocab] float32) -> (tokens [batch, num_draft + 1], accepted, emitted)``, −1 behind the last:
     ``chain_speculative_sampling``. Randomness is torch's, or inside the kernel.
+
+    A drafter is called as a plain one, by the names of its arguments.
     """
 
     name = "flashinfer"
@@ -317,6 +367,7 @@ class SglangTree(Signature):
     retrive_next_sibling, uniform_samples [batch, num_nodes], uniform_samples_for_final_sampling [batch], target_probs
     [batch, num_nodes, vocab], draft_probs, threshold_single, threshold_acc, deterministic)``, which writes the first
     three: ``tree_speculative_sampling_target_only``. A tree's tokens are given, not drawn; ``draft_probs`` are zeros.
+    It takes no drafter.
     """
 
     name = "sglang"
@@ -354,6 +405,8 @@ class SglangChain(SglangTree):
     """The same arguments for chains, with the draft's probabilities: ``chain_speculative_sampling_triton``.
 
     ``uniform_samples[:, i]`` is the coin of ``candidates[:, i + 1]``; ``draft_probs [batch, num_nodes - 1, vocab]``.
+
+    A drafter is called as a plain one, by the names of its arguments.
     """
 
     name = "sglang-chain"

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ..checks import check_array, check_callable, check_device, check_flag, check_instance, check_int
+from ..checks import ID_DTYPES, check_array, check_callable, check_device, check_flag, check_instance, check_int
 from .laws import Float64, Int64
 from .problems import LATTICE, ChainProblem, TreeProblem, Verify
 
@@ -38,13 +39,15 @@ class Pieces(NamedTuple):
         Raises
         ------
         TypeError, ValueError
-            No int64 arrays, or of other shapes.
+            No int64 arrays, or of other shapes; a path that is not there, or a point outside the lattice.
         """
-        check_array("Pieces", "path", path, "i", "[n] int64")
+        _check_vector("Pieces", "path", path, "i", "[n] int64")
         width = len(self.sides[0])
         check_array("Pieces", "points", points, "i", f"[n, width={width}] int64", width)
         if points.shape != (len(path), width):
             raise ValueError(f"Pieces: points must be [n={len(path)}, width={width}], got {list(points.shape)}")
+        _check_range("Pieces", "path", path, len(self.sides))
+        _check_range("Pieces", "points", points, LATTICE)
         sizes = np.array([np.prod([len(s) - 1 for s in sides]) for sides in self.sides])
         starts = sizes.cumsum() - sizes
         out = np.empty(len(path), np.int64)
@@ -97,8 +100,9 @@ def exact_law(
     TypeError, ValueError
         A wrong argument.
     AssertionError
-        What `verify` returns is no output (tokens and num_tokens disagree, or an id lies outside the vocabulary), or a
-        random point does not have the outcome that was found for its surroundings.
+        What `verify` returns is no output (it has no ``tokens`` and ``num_tokens`` of the shapes that `verify_chain`'s
+        have, these disagree, a step has no token, or an id lies outside the vocabulary), or a random point does not
+        have the outcome that was found for its surroundings.
     """
     _check_problem("exact_law", problem)
     check_callable("exact_law", "verify", verify)
@@ -114,11 +118,7 @@ def exact_law(
         for i in range(0, len(path), _CALL_ROWS):
             part = slice(i, i + _CALL_ROWS)
             out = problem.call(verify, paths[path[part]], uniforms[part], acceptance, device)
-            emitted, counts = out.tokens.cpu().numpy(), out.num_tokens.cpu().numpy()
-            if not ((emitted >= 0) == (np.arange(width) < counts[:, None])).all():
-                raise AssertionError("verify must give as many tokens as num_tokens says")
-            if not (emitted < vocab).all():
-                raise AssertionError("verify must give ids of the vocabulary")
+            emitted = _emitted(out, len(path[part]), width, vocab)
             codes[part] = (emitted + 1) @ (vocab + 1) ** np.arange(width)
         return codes
 
@@ -135,6 +135,26 @@ def exact_law(
     return joint_of(problem, emitted, found.volume, found.path)
 
 
+def _emitted(out: object, n: int, width: int, vocab: int) -> Int64:
+    """The tokens ``[n, width]`` of a verifier's output, −1 behind the last; AssertionError unless it is one."""
+    tokens, counts = getattr(out, "tokens", None), getattr(out, "num_tokens", None)
+    if not isinstance(tokens, Tensor) or not isinstance(counts, Tensor):
+        raise AssertionError(f"verify must give tensors tokens and num_tokens, got {type(out).__name__}")
+    if tokens.shape != (n, width) or counts.shape != (n,) or tokens.dtype not in ID_DTYPES:
+        of = f"{list(tokens.shape)} {tokens.dtype} and {list(counts.shape)}"
+        raise AssertionError(f"verify must give integer tokens [{n}, {width}] and num_tokens [{n}], got {of}")
+    emitted: Int64 = tokens.cpu().numpy().astype(np.int64)
+    said = counts.detach().cpu().numpy()
+    if (said > width).any() or not ((emitted >= 0) == (np.arange(width) < said[:, None])).all():
+        raise AssertionError("verify must give as many tokens as num_tokens says")
+    # What is not emitted counts as drawn rightly, so that a step without tokens would pass as exact.
+    if not (said >= 1).all():
+        raise AssertionError("verify must give a token or more of each step, got none")
+    if not (emitted < vocab).all():
+        raise AssertionError("verify must give ids of the vocabulary")
+    return emitted
+
+
 def joint_of(
     problem: ChainProblem | TreeProblem, emitted: Sequence[tuple[int, ...]], volume: Float64, path: Int64
 ) -> Float64:
@@ -143,18 +163,26 @@ def joint_of(
     Raises
     ------
     TypeError, ValueError
-        A wrong type, or several lengths.
+        A wrong type, or several lengths; no token, more than a step can emit, an id outside the vocabulary, or a path
+        that is not among ``problem.paths()``.
     """
     _check_problem("joint_of", problem)
-    check_array("joint_of", "volume", volume, "f", "[boxes] float64")
-    check_array("joint_of", "path", path, "i", "[boxes] int64")
+    _check_vector("joint_of", "volume", volume, "f", "[boxes] float64")
+    _check_vector("joint_of", "path", path, "i", "[boxes] int64")
     if not isinstance(emitted, Sequence) or not all(isinstance(tokens, tuple) for tokens in emitted):
         raise TypeError(f"joint_of: emitted must be a sequence of tuples, got {type(emitted).__name__}")
+    if not all(isinstance(token, (int, np.integer)) for tokens in emitted for token in tokens):
+        raise TypeError("joint_of: emitted must be a sequence of tuples of integers, got others in them")
     if not len(emitted) == len(volume) == len(path):
         raise ValueError(
             f"joint_of: emitted, volume and path must have one length, got {len(emitted)}, {len(volume)}, {len(path)}"
         )
     _, weights = problem.paths()
+    _check_range("joint_of", "path", path, len(weights))
+    for tokens in set(emitted):
+        if not 1 <= len(tokens) <= problem.num_tokens or not all(0 <= token < problem.vocab for token in tokens):
+            wanted = f"1 to {problem.num_tokens} ids in [0, {problem.vocab - 1}]"
+            raise ValueError(f"joint_of: emitted must be tuples of {wanted}, got {tokens}")
     laws, one_hot = problem.target_laws(), problem.each_is_right
     joint = np.zeros((len(weights) if one_hot else 1, *[problem.vocab] * problem.num_tokens))
     rest = {tokens: _continuation(laws, tokens) for tokens in set(emitted)}
@@ -184,17 +212,33 @@ def total_variation(laws: Float64, expected: Float64) -> float:
     Raises
     ------
     TypeError, ValueError
-        No float64 arrays, or shapes that do not fit.
+        No float64 arrays, nothing in them, or shapes that do not fit.
     """
     check_array("total_variation", "laws", laws, "f", "[n, ...] float64")
     check_array("total_variation", "expected", expected, "f", "[...] float64")
-    if laws.ndim < 1 or laws.shape[1:] != expected.shape:
+    if not laws.ndim or not laws.size:
+        raise ValueError(f"total_variation: laws must be [n >= 1, ...], and not empty, got {list(laws.shape)}")
+    if laws.shape[1:] != expected.shape:
         raise ValueError(f"total_variation: expected must be {list(laws.shape[1:])}, got {list(expected.shape)}")
     return float(np.abs(laws - expected).reshape(len(laws), -1).sum(-1).max() / 2)
 
 
 def _check_problem(caller: str, problem: object) -> None:
     check_instance(caller, "problem", problem, (ChainProblem, TreeProblem), "a ChainProblem or a TreeProblem")
+
+
+def _check_vector(caller: str, name: str, value: object, kind: str, words: str) -> None:
+    check_array(caller, name, value, kind, words)
+    assert isinstance(value, np.ndarray)
+    if value.ndim != 1:
+        raise ValueError(f"{caller}: {name} must be {words}, got {list(value.shape)}")
+
+
+def _check_range(caller: str, name: str, value: Int64, end: int) -> None:
+    """ValueError unless all in ``[0, end)``: numpy would count a negative one from the other end."""
+    wrong = value[(value < 0) | (value >= end)]
+    if wrong.size:
+        raise ValueError(f"{caller}: {name} must be in [0, {end - 1}], got {wrong[0]}")
 
 
 def _continuation(laws: Sequence[Float64], prefix: tuple[int, ...]) -> Float64:
@@ -216,13 +260,14 @@ def pieces(run: Run, num_paths: int, width: int, hidden: bool = False, ways: int
     Raises
     ------
     TypeError, ValueError
-        A wrong type, or a number out of its range.
+        A wrong type, or a number out of its range; `run` gives no outcome for each point.
     """
     check_callable("pieces", "run", run)
     check_int("pieces", "num_paths", num_paths, 1, 2**31 - 1)
     check_int("pieces", "width", width, 1, MAX_WIDTH)
     check_flag("pieces", "hidden", hidden)
     check_int("pieces", "ways", ways, 2, LATTICE)
+    run = _checked(run)
     ends = [np.array([0, LATTICE - 1])] * width
     cuts = _breakpoints(
         run, {p: [e[:1] for e in ends] for p in range(num_paths)}, set(), GRID, ways
@@ -247,6 +292,19 @@ def pieces(run: Run, num_paths: int, width: int, hidden: bool = False, ways: int
         owner.append(np.full(len(volumes[-1]), p))
     boxes, owners = np.concatenate(corners), np.concatenate(owner)
     return Pieces(run(owners, boxes), np.concatenate(volumes), owners, sides)
+
+
+def _checked(run: Run) -> Run:
+    """The same, which raises where it does not give an outcome for each point."""
+
+    def checked(path: Int64, uniforms: Int64) -> Int64:
+        codes = run(path, uniforms)
+        if not isinstance(codes, np.ndarray) or codes.shape != path.shape:
+            got = list(codes.shape) if isinstance(codes, np.ndarray) else type(codes).__name__
+            raise ValueError(f"pieces: run must give an array [{len(path)}] of outcomes, got {got}")
+        return codes
+
+    return checked
 
 
 def _distinct(rows: Int64) -> tuple[Int64, Int64]:

@@ -115,10 +115,15 @@ def philox4x32(key: NDArray[np.uint64], counter: NDArray[np.uint64]) -> NDArray[
     Raises
     ------
     TypeError, ValueError
-        No array, or one of another dtype or width.
+        No array, or one of another dtype or width; leading dimensions that do not broadcast.
     """
     check_array("philox4x32", "key", key, "u", "[..., 2] uint64", 2)
     check_array("philox4x32", "counter", counter, "u", "[..., 4] uint64", 4)
+    try:
+        np.broadcast_shapes(key.shape[:-1], counter.shape[:-1])
+    except ValueError:
+        wanted = f"[..., 4] that broadcasts with a key {list(key.shape)}"
+        raise ValueError(f"philox4x32: counter must be {wanted}, got {list(counter.shape)}") from None
     low32, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     k0, k1 = key[..., 0], key[..., 1]
     c0, c1, c2, c3 = (counter[..., i] for i in range(4))
@@ -276,7 +281,7 @@ def float64_target_law(law: laws.TargetLaw, P: Float64, Q: Float64, p: Float64, 
     Raises
     ------
     TypeError, ValueError
-        Another law, or arrays of another dtype or of several shapes.
+        Another law, or arrays of another dtype or of several shapes, or without ids.
     """
     name = "float64_target_law"
     if type(law) not in (laws.Lossy, *_defers):
@@ -285,6 +290,8 @@ def float64_target_law(law: laws.TargetLaw, P: Float64, Q: Float64, p: Float64, 
         check_array(name, argument, rows, "f", "[..., vocab] float64")
         if rows.shape != P.shape:
             raise ValueError(f"{name}: {argument} must be {list(P.shape)}, got {list(rows.shape)}")
+    if P.ndim < 1 or P.shape[-1] < 1:
+        raise ValueError(f"{name}: P must be [..., vocab], got {list(P.shape)}")
     if isinstance(law, laws.Lossy):
         return _lossy(law, P, Q)
     defers = _defers[type(law)](law, Position(P, Q, p, q))

@@ -36,7 +36,7 @@ LATTICE = 1 << 24
 """Uniforms are multiples of 1 / LATTICE."""
 
 
-@dataclass
+@dataclass(eq=False)
 class ChainProblem:
     """One verify step of a small vocabulary whose distributions depend on the context; its joint ones can be compared.
 
@@ -102,6 +102,8 @@ class ChainProblem:
             if (value := getattr(self, name)) is not None:
                 check_int(caller, name, value, 0, self.num_draft)
         check_int(caller, "stop_token", self.stop_token, -(2**63), None)
+        if 0 <= self.stop_token < self.vocab:  # a drafted token like others: nothing would end there
+            raise ValueError(f"{caller}: stop_token must be outside [0, {self.vocab - 1}], got {self.stop_token}")
 
     @property
     def num_draft(self) -> int:
@@ -218,7 +220,7 @@ class ChainProblem:
         return verify(target.to(device), tokens.to(device), uniform_samples=coins, **arguments)
 
 
-@dataclass
+@dataclass(eq=False)
 class TreeProblem:
     """The same for one verify step of a token tree.
 
@@ -226,9 +228,11 @@ class TreeProblem:
     ----------
     parents : list of int
         Of the nodes; −1 for the root, node 0.
-    target, draft : list of Tensor
-        As in `ChainProblem`, to the depth of the tree: row i of a step is the distribution after node i's path. `draft`
-        may be None.
+    target : list of Tensor
+        As in `ChainProblem`, to the depth of the tree: row i of a step is the distribution after node i's path.
+    draft : list of Tensor or None
+        As many as `target`, each ``[vocab] * d + [vocab]`` logits: the deepest nodes have a row of the draft, too,
+        although no child was drawn from it.
     sampled : bool
         Whether siblings are drawn from the draft's distribution without replacement; else the tokens are given, and
         each choice of them must come out right.
@@ -386,6 +390,17 @@ def _check_call(
     check_callable(caller, "verify", verify)
     check_array(caller, "paths", paths, "i", f"[n, {width}] int64", width)
     check_array(caller, "uniforms", uniforms, "i", "[n, num_uniforms] int64")  # as many as the verifier takes
+    assert isinstance(paths, np.ndarray) and isinstance(uniforms, np.ndarray)
+    if paths.ndim != 2:
+        raise ValueError(f"{caller}: paths must be [n, {width}], got {list(paths.shape)}")
+    if uniforms.ndim != 2 or len(uniforms) != len(paths):
+        raise ValueError(f"{caller}: uniforms must be [n={len(paths)}, num_uniforms], got {list(uniforms.shape)}")
+    # a tree's node may have no token: its draft had nothing left
+    least = PLACEHOLDER_TOKEN_ID if isinstance(problem, TreeProblem) else 0
+    for name, values, low, end in (("paths", paths, least, problem.vocab), ("uniforms", uniforms, 0, LATTICE)):
+        wrong = values[(values < low) | (values >= end)]
+        if wrong.size:
+            raise ValueError(f"{caller}: {name} must be in [{low}, {end - 1}], got {wrong[0]}")
     check_instance(caller, "acceptance", acceptance, str, "a string")
     return check_device(caller, "device", device)
 
