@@ -178,6 +178,32 @@ def test_of_a_row_without_mass_nothing_is_left() -> None:
         assert cut[0].count_nonzero() == 0 and abs(float(cut[1].sum()) - 1) < 1e-6
 
 
+SEEDED: dict[str, Any] = {"seed": 3, "offset": 0}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: flashinfer.sampling_from_logits(x, **SEEDED), lambda x: flashinfer.softmax(x),
+        lambda x: flashinfer.top_k_mask_logits(x, 3), lambda x: flashinfer.top_p_renorm_probs(x.softmax(-1), 0.5),
+        lambda x: flashinfer.top_k_renorm_probs(x.softmax(-1), 2),
+        lambda x: flashinfer.top_k_top_p_sampling_from_logits(x, 4, 0.8, **SEEDED, filter_apply_order="joint"),
+        lambda x: flashinfer.top_k_top_p_sampling_from_probs(
+            x.softmax(-1), 4, 0.8, torch.tensor([2, 0]), **SEEDED, filter_apply_order="joint"
+        ),
+        lambda x: flashinfer.chain_speculative_sampling(
+            x.softmax(-1)[None, :2], torch.tensor([[1, 2]]), x.softmax(-1)[None], **SEEDED
+        )[0],
+    ],
+)  # fmt: skip
+def test_rows_in_any_order_of_memory_and_of_a_model_that_trains(call: Callable[[Tensor], Tensor]) -> None:
+    logits = rows()
+    apart = logits.T.contiguous().T
+    assert apart.stride() == (1, len(logits))
+    wanted = call(logits)
+    assert torch.equal(call(apart), wanted) and torch.equal(call(logits.clone().requires_grad_()), wanted)
+
+
 def test_numbers_may_be_numpys() -> None:
     probs = rows().softmax(-1)
     found = flashinfer.top_k_top_p_sampling_from_probs(

@@ -99,5 +99,6 @@ def test_a_copy_has_its_own_weights() -> None:
     )
     torch.testing.assert_close(other(x), plain, atol=1e-5, rtol=1e-5)
     with sk.pack_linear_weights(other) as packed:
+        assert packed.num_layers == 2
         torch.testing.assert_close(other(x), plain, atol=1e-5, rtol=1e-5)
         packed.undo()

@@ -235,6 +235,10 @@ def test_backbone_losses_are_the_formulas(rng: torch.Generator) -> None:
     assert float(distillation_loss(p, q, labels)) == pytest.approx(float(sum(kl)) / 4, rel=1e-5)
     assert float(lm_loss(q, labels)) == pytest.approx(float(sum(ce)) / 4, rel=1e-5)
     assert float(distillation_loss(p, p, labels)) == pytest.approx(0, abs=1e-6)
+    never, now = torch.tensor([[0.0, -math.inf]]), torch.tensor([[0.0, 1.0]], requires_grad=True)
+    loss = distillation_loss(never, now, labels[:1])
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(math.log(1 + math.e)) and bool(torch.isfinite(now.grad).all())
 
 
 def test_the_heads_weight_ramps_up() -> None:

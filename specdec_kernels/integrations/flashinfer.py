@@ -268,7 +268,7 @@ def top_k_mask_logits(logits: Tensor, top_k: Tensor | int) -> Tensor:
     largest.
     """
     vocab, logits = checked_rows("top_k_mask_logits", "logits", logits, LOGIT_DTYPES)
-    masked = logits.clone(memory_format=torch.contiguous_format)
+    masked = logits.detach().clone(memory_format=torch.contiguous_format)
     mask_logits_(masked, checked_params("top_k_mask_logits", logits, top_k=top_k))
     return masked[:, :vocab]
 
@@ -337,6 +337,7 @@ def chain_speculative_sampling(
     ):
         if counts_so_far is not None:
             check_given(op, name, counts_so_far, INT32, target_probs.device, ("batch",), (batch,))
+    target_probs, draft_probs = _contiguous_rows(target_probs), _contiguous_rows(draft_probs)
     if vocab == 1:
         target_probs, draft_probs = (torch.nn.functional.pad(t, (0, 1)) for t in (target_probs, draft_probs))
     coins = _uniforms(op, batch, rows, generator, seed, offset, target_probs.device)
@@ -443,9 +444,9 @@ def _draw(
     of_probs, index = name == "probs", indices
     if joint:  # the top-k of what top-p of the whole row keeps: both keep the largest
         if indices is None:
-            given = given.clone(memory_format=torch.contiguous_format)
+            given = given.detach().clone(memory_format=torch.contiguous_format)
         else:
-            given, none = named(given, indices)
+            given, none = named(given.detach(), indices)
             index = torch.where(none, -1, slots_upto(len(none), none))
         if of_probs:
             given.log_()
@@ -461,17 +462,22 @@ def _draw(
 def checked_rows(
     op: str, name: str, rows: Tensor, dtypes: tuple[torch.dtype, ...] = FLOAT_DTYPES
 ) -> tuple[int, Tensor]:
-    """How many ids there are, and the rows as the ops take them: no float64, and a second, impossible id beside a lone
-    one.
+    """How many ids there are, and the rows as the ops take them: no float64, contiguous in the last dimension, and a
+    second, impossible id beside a lone one.
     """
     check_tensor(op, name, rows, dtypes, None)
     if rows.dim() != 2 or rows.shape[1] < 1:
         raise shape_error(op, name, "[batch, vocab >= 1]", rows)
     vocab = rows.shape[1]
-    rows = rows.float() if rows.dtype == torch.float64 else rows
+    rows = _contiguous_rows(rows.float() if rows.dtype == torch.float64 else rows)
     if vocab == 1:
         rows = torch.nn.functional.pad(rows, (0, 1), value=0.0 if name == "probs" else -torch.inf)
     return vocab, rows
+
+
+def _contiguous_rows(rows: Tensor) -> Tensor:
+    """Copied only where their ids lie apart."""
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def _uniforms(

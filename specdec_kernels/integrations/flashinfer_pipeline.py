@@ -16,7 +16,8 @@ distribution included. Different on purpose:
   Numbers may be integers, and a `top_k` or `top_p` of 0 means what it does in `flashinfer`.
 - What is wrong when a pipe is called raises what the function raises: TypeError, too, and in its name.
 - A compiled pipe draws with fewer tensors between, and tokens of the same distribution; of `TopK` with
-  ``joint_topk_topp``, and `TopP` and `Sample` right after it, another: that of "joint" in `flashinfer`.
+  ``joint_topk_topp``, and `TopP` and `Sample` right after it, another: that of "joint" in `flashinfer`. With `indices`
+  it reads the parameters of the filter before `Sample` by output, one that is not compiled by row.
 """
 
 from __future__ import annotations
@@ -265,8 +266,8 @@ class LogitsPipe:
         """What the processors make of `x`, ``[rows, vocab]``: such a tensor again, or ``[batch]`` ids.
 
         Parameters that no processor needs are not looked at, and `is_deterministic` never is. `indices` and `generator`
-        are `Sample`'s, see `flashinfer.sampling_from_logits`. With `indices` a parameter of the filter right before
-        `Sample` has one value an output, those of others one a row.
+        are `Sample`'s, see `flashinfer.sampling_from_logits`. With `indices`, where the pipe is compiled, a parameter
+        of the filter right before `Sample` has one value an output; all others have one a row.
 
         Raises
         ------

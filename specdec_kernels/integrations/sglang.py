@@ -357,8 +357,7 @@ def build_tree_kernel_efficient(
     nodes = check_int(op, "draft_token_num", draft_token_num, 1, MAX_NODES)
     check_int(op, "topk", topk, 1, MAX_NODES)
     check_int(op, "depth", depth, 0, MAX_DEPTH)
-    if isinstance(tree_mask_mode, bool) or tree_mask_mode not in (FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING):
-        raise ValueError(f"{op}: tree_mask_mode must be 0, 1 or 2, got {tree_mask_mode}")
+    check_int(op, "tree_mask_mode", tree_mask_mode, FULL_MASK, QLEN_ONLY_BITPACKING)
     check_tensor(op, "verified_seq_len", verified_seq_len, INT64, None)
     if verified_seq_len.dim() != 1:
         raise shape_error(op, "verified_seq_len", "[batch]", verified_seq_len)

@@ -38,7 +38,7 @@ def linear_cross_entropy(inputs: Tensor, weight: Tensor, labels: Tensor) -> Tens
     weight : Tensor
         ``[vocab, hidden]`` of their dtype.
     labels : Tensor
-        ``[n]`` int64, −100 for rows that do not count.
+        ``[n]`` int64 ids of the vocabulary (they are not looked at), −100 for rows that do not count.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
     logits : Tensor
         ``[n, vocab]`` floats.
     labels : Tensor
-        ``[n]`` int64, −100 where there is none.
+        ``[n]`` int64 ids of the vocabulary (they are not looked at), −100 where there is none.
 
     Raises
     ------
@@ -163,7 +163,8 @@ def distillation_loss(original_logits: Tensor, logits: Tensor, labels: Tensor) -
     _check_logits(name, "logits", logits, original_logits)
     _check_labels(name, labels, logits)
     target = original_logits.float().log_softmax(-1)
-    divergence = (target.exp() * (target - logits.float().log_softmax(-1))).sum(-1)
+    apart = (target - logits.float().log_softmax(-1)).masked_fill(target == -torch.inf, 0.0)
+    divergence = (target.exp() * apart).sum(-1)
     counted = labels != IGNORED
     return torch.where(counted, divergence, 0.0).sum() / counted.sum().clamp(min=1)
 

@@ -87,7 +87,7 @@ def pack_linear_weights(model: nn.Module) -> PackedWeights:
         raise ValueError("pack_linear_weights: this build of torch has no oneDNN, which does the packing")
     if model in _packed:
         raise ValueError(f"pack_linear_weights: this {type(model).__name__} is packed already; undo that first")
-    layers = [m for m in model.modules() if type(m) is nn.Linear and "forward" not in m.__dict__]
+    layers = [m for m in model.modules() if type(m) is nn.Linear and _is_plain(m)]
     for layer in layers:
         weight = layer.weight
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
@@ -105,6 +105,13 @@ def pack_linear_weights(model: nn.Module) -> PackedWeights:
         packed.undo()
         raise
     return packed
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    """Whether nobody has replaced its method; a copy of a packed layer has the method itself in that place."""
+    forward = layer.__dict__.get("forward")
+    own = getattr(forward, "__func__", None) is nn.Linear.forward and getattr(forward, "__self__", None) is layer
+    return forward is None or own
 
 
 def is_packed(model: Any) -> bool:
