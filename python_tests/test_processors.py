@@ -144,6 +144,10 @@ def test_other_counts_refused(given: Any, counts: Any, error: type[Exception], m
         ({"presence_penalty": torch.ones(2, 2)}, TypeError, "presence_penalty must be a number or a .* real tensor"),
         ({"presence_penalty": 0.5}, ValueError, "token_counts must be given where there is a penalty, got None"),
         ({"min_tokens": 2, "stop_token_ids": [1]}, ValueError, "token_counts must be given where there is a min_tok"),
+        (
+            {"banned_ids": [[], []], "logit_bias": [{1: 1.0}, None, None]}, ValueError,
+            "logit_bias, banned_ids and stop_token_ids must agree on the number of sequences, got",
+        ),
         ({"min_tokens": 2, "token_counts": COUNTS}, ValueError, "stop_token_ids must be given where there are min_tok"),
         ({"min_tokens": -1}, ValueError, "min_tokens must be in"),
         ({"min_tokens": 1.5}, TypeError, "min_tokens must be an integer, got float"),
@@ -180,6 +184,13 @@ def test_other_counts_refused(given: Any, counts: Any, error: type[Exception], m
 def test_processors_refuse(fields: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^Processors: {message}"):
         sk.Processors(**fields)
+
+
+def test_where_nothing_stops_nothing_is_counted() -> None:
+    """Whatever `min_tokens` says, with or without other biases."""
+    for more in ({}, {"logit_bias": {3: 1.0}}):
+        processors = sk.Processors(min_tokens=1, stop_token_ids=[], **more)
+        assert int(sk.sample(torch.eye(5)[2:3], sk.SamplingParams(0.0), processors=processors).token) == 2
 
 
 @pytest.mark.parametrize(

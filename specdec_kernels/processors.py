@@ -40,7 +40,7 @@ class Processors:
 
     1. −inf where `token_bitmask` or `allowed_ids` exclude the id;
     2. x + bias of `logit_bias`; −inf for `banned_ids`, and for `stop_token_ids` while the output has fewer than
-       `min_tokens` tokens;
+       `min_tokens` tokens (one that is NaN or +inf there sets `Status.NAN`);
     3. x / r where x > 0, else x · r, of an id in the prompt or the output, with r = `repetition_penalty` (as
        transformers has it; Keskar et al., arXiv 1909.05858, section 4.1, divide negative logits too);
     4. x − `frequency_penalty` · (how often the id is in the output);
@@ -231,16 +231,17 @@ class Processors:
             if barring:
                 until = until.clamp(0, NO_ID).to(torch.int32).expand(ids.shape)
                 parts.append((ids, torch.zeros(ids.shape, dtype=torch.float32, device=ids.device), until))
-        parts = [part for part in parts if part[0].shape[1] > 0]
-        if not parts:
-            return None
-        rows, device = next((len(ids) for ids, _, _ in parts if len(ids) != 1), 1), parts[0][0].device
+        rows = next((len(ids) for ids, _, _ in parts if len(ids) != 1), 1)
         if any(len(ids) not in (1, rows) for ids, _, _ in parts):
             got = [len(ids) for ids, _, _ in parts]
             raise ValueError(
                 "Processors: logit_bias, banned_ids and stop_token_ids must agree on the number of sequences, "
                 f"got {got}"
             )
+        parts = [part for part in parts if part[0].shape[1] > 0]
+        if not parts:
+            return None
+        device, barring = parts[0][0].device, any(until is not None for _, _, until in parts)
         ids, values, until = (
             torch.cat([part.to(device).expand(rows, -1) for part in each], 1)
             for each in (

@@ -447,6 +447,10 @@ NARROW = WIDE.view(torch.int16)
         ({"cache": [CACHE[0][0]]}, ValueError, "cache[0] must be [batch=2, heads, rows, dim], got [3, 10, 4]"),
         ({"cache": [CACHE[0][:1]]}, ValueError, "cache[0] must be [batch=2, heads, rows, dim], got [1, 3, 10, 4]"),
         ({"cache": [torch.zeros(2, 9, 4)]}, ValueError, "cache[0] must be [batch=2, heads, rows, dim], got [2, 9, 4]"),
+        ({"cache": [torch.quantize_per_tensor(CACHE[0], 1.0, 0, torch.quint8)]}, TypeError,
+         "cache[0] must be a strided tensor and not quantized by torch, got torch.strided torch.quint8"),
+        *(({"cache": [CACHE[0], sparse]}, TypeError, "cache[1] must be a strided tensor and not quantized by torch")
+          for sparse in (CACHE[0].to_sparse(), torch.eye(4).to_sparse_csr())),
         ({"cache": [CACHE[0].to("meta")]}, ValueError, "cache[0] must be on cpu, got meta"),
         ({"cache": [CACHE[0][:, :1].expand(2, 3, 10, 4)]}, ValueError, "cache[0] must not overlap themselves"),
         ({"cache": [CACHE[0], CACHE[0][..., :2]]}, ValueError, "cache must hold each tensor once"),

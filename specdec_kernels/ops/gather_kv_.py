@@ -89,8 +89,8 @@ def gather_kv_(
           ``"n2hsd"``: FlashInfer's HND with keys and values in one tensor.
     block_table : Tensor, optional
         ``[batch, max_blocks]`` int32 or int64: each sequence's pages (vLLM's blocks), by ``position // page_size``.
-        Only the entries of rows that are moved are looked at. Two sequences may not share a page that is written to,
-        nor may one sequence have a page twice among those that hold its rows from the root on.
+        Only the entries of accepted nodes' rows, and of where these go, are looked at. Two sequences may not share a
+        page that is written to, nor may one sequence have a page twice among those that hold its rows from the root on.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
@@ -198,10 +198,15 @@ def _check_cache(
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{op}: cache[{number}] must be a tensor, got {type(tensor).__name__}")
         letters = layouts[number % len(layouts)]
-        shape, strides, place = tensor.shape, tensor.stride(), tensor.device
+        try:
+            shape, strides, place = tensor.shape, tensor.stride(), tensor.device
+        except RuntimeError:  # of a sparse one
+            raise _wrong_kind(op, number, tensor) from None
         kind = (number % len(layouts), shape, strides, place, tensor.dtype)
         if kind in spans:
             continue
+        if tensor.layout is not torch.strided or tensor.is_quantized:  # whose bytes are not all of what it is
+            raise _wrong_kind(op, number, tensor)
         if place != device:
             raise ValueError(f"{op}: cache[{number}] must be on {device}, got {place}")
         right = len(shape) == len(letters)
@@ -223,6 +228,11 @@ def _check_cache(
         addresses = sorted([address for tensor in tensors if (address := tensor.data_ptr())])  # 0: an empty one
         if min(map(operator.sub, addresses[1:], addresses), default=0) < max(spans.values()) and len(addresses) > 1:
             _check_apart(op, tuple(_Place(t.data_ptr(), t.shape, t.stride(), t.element_size()) for t in tensors))
+
+
+def _wrong_kind(op: str, number: int, tensor: Tensor) -> TypeError:
+    got = f"{tensor.layout} {tensor.dtype}"
+    return TypeError(f"{op}: cache[{number}] must be a strided tensor and not quantized by torch, got {got}")
 
 
 class _Place(NamedTuple):
