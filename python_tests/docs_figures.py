@@ -77,9 +77,11 @@ def best_peer(label: str, column: str) -> Expected:
     return [found["measured"]]
 
 
-def decoded(name: str, prompts: str, temperature: float, drafter: str, number: int | str) -> Expected:
+def decoded(
+    name: str, prompts: str, temperature: float, drafter: str, number: int | str, folder: Path = RESULTS
+) -> Expected:
     """Tokens a second over plain decoding's, and tokens a step."""
-    found = row(name, prompts=prompts, temperature=temperature, drafter=drafter, num_speculative_tokens=number)
+    found = row(name, folder, prompts=prompts, temperature=temperature, drafter=drafter, num_speculative_tokens=number)
     return [found["ratio"], found["mean_acceptance_length"]]
 
 
@@ -186,7 +188,7 @@ def medusa(label: str, column: str) -> Expected:
     way, drafter, nodes = re.fullmatch(r"(greedy|T = 1|typical): (.*), (\d+) nodes", label).groups()  # type: ignore[union-attr]
     names = {"Medusa": "medusa", "Medusa's heads alone": "medusa, heads alone", "lookup tree": "lookup-tree"}
     name = names[drafter] + (", typical" if way == "typical" else "")
-    return decoded("end_to_end_medusa", column, float(way != "greedy"), name, int(nodes))
+    return decoded("end_to_end_medusa", column, float(way != "greedy"), name, int(nodes), INTEL)
 
 
 def medusa_trees(label: str, column: str) -> Expected:

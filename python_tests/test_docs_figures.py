@@ -121,7 +121,7 @@ def test_the_commands_are_those_of_the_results() -> None:
     """Each result that docs/benchmarks.md quotes stands there with the command that it was taken with."""
     text = as_it_is_now(" ".join((ROOT / "docs/benchmarks.md").read_text().replace("\\\n", "").split()))
     for name in (
-        "end_to_end", "end_to_end_quote", "end_to_end_medusa", "medusa_trees", "in_transformers", "vllm_engine",
+        "end_to_end", "end_to_end_quote", "medusa_trees", "in_transformers", "vllm_engine",
         "forward", "end_to_end_own", "draft_model",
     ):  # fmt: skip
         assert as_it_is_now(results(name)["command"]) in text, name
@@ -134,6 +134,7 @@ def test_the_commands_are_those_of_the_results() -> None:
             assert as_it_is_now(results(name, folder)["command"]) in text, name
     for name in (
         "verify_chain", "verify_tree", "gather_kv_", "processors", "count_tokens_", "sample", "in_transformers_ten",
+        "end_to_end_medusa",
     ):  # fmt: skip
         assert as_it_is_now(results(name, INTEL)["command"]) in text, name
 

@@ -127,7 +127,8 @@ def test_points_are_those_of_the_rows() -> None:
     ]
     (line,) = (line for line in both.axes[0].lines if line.get_label() == "lookup, 3")
     assert list(line.get_ydata()) == pytest.approx([1.3, 1.0375]), "not the other set's"
-    assert points(plots.techniques(alone), 0, "medusa") == pytest.approx([1.1, 1.3])
+    chosen = [r | {"num_speculative_tokens": "auto, 8"} for r in alone]
+    assert points(plots.techniques([*alone, *chosen]), 0, "medusa") == pytest.approx([1.1, 1.3])
     figure = plots.thresholds(TYPICAL)
     assert points(figure, 0, "texts, T = 0.7") == [1.95, 1.8]
     (line,) = (line for line in figure.axes[0].lines if line.get_label() == "the same, lossless")

@@ -246,12 +246,12 @@ def predicted_and_measured(rows: Sequence[Row]) -> Figure:
 
 
 def techniques(rows: Sequence[Row]) -> Figure:
-    """Medusa's speed-up by technique: losslessly and with typical acceptance, by tree, beside a tree of lookups.
+    """Medusa's speed-up by technique: its heads alone, by trees, and with typical acceptance, beside a tree of lookups.
 
     Parameters
     ----------
     rows : sequence of mapping
-        Of ``bench/results/…/end_to_end_medusa.json``.
+        Of ``bench/results/…/end_to_end_medusa.json``; those of "auto" are left out.
     """
     _check_rows(
         "techniques",
@@ -264,6 +264,7 @@ def techniques(rows: Sequence[Row]) -> Figure:
         "ratio_min",
         "ratio_max",
     )
+    rows = [row for row in rows if isinstance(row["num_speculative_tokens"], int)]
     cases = _cases(rows)
     drafters = [name for name in dict.fromkeys(row["drafter"] for row in rows) if name != "none"]
     figure, axes = _panels(len(cases), 12, 3.7)
