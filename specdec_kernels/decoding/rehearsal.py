@@ -52,7 +52,7 @@ def begin_costs(steps: Steps, lengths: tuple[int, ...]) -> LearnedCosts:
         weakref.finalize(draft, known.pop, key, None)
     before = known.get(key)
     costs = LearnedCosts(_rehearse(steps, lengths), 1 / _REPEATS) if before is None else before.continued()
-    known[key] = costs  # of another thread's call, too; each goes on with its own
+    known[key] = costs  # a call that begins at the same time keeps others, and goes on with those
     return costs
 
 
