@@ -197,7 +197,7 @@ class AutoSchedule(AdaptiveSchedule):
     # Chosen by what `bench.replay --drafter model` makes of recorded answers, and by drafts that are right by chance.
     _FIRST_PROBE, _LAST_PROBE = 4, 64  # steps without drafts before another try
     _REVIEW = 4  # steps without drafts, in which what is known only fades
-    # Steps with drafts that must be affordable after a plain one. The last sequence of a batch gains by drafts later
+    # Steps with drafts that must be affordable after a plain one. The last of several sequences gains by drafts later
     # than the others: a small credit spent on one step at a time would never last until then.
     _RUN = 4
     _ALLOWANCE, _TRUST = 1.0, 0.5  # see `Account`
@@ -246,7 +246,8 @@ class AutoSchedule(AdaptiveSchedule):
         failed = failed_drafts(result)
         self._yield.add(np.where(result.num_drafted >= 0, result.num_accepted, 0), failed)
         self._choose()
-        ended = failed.any() and not catches_up  # a try that succeeds is repeated, and one that says nothing of costs
+        # A try that succeeds is repeated, and one that says nothing of costs, where they may be all that bars drafts.
+        ended = failed.any() and not (catches_up and self._might_pay)
         if self._best > 0:
             self._probe_after = self._FIRST_PROBE
         elif best == 0 and ended:
@@ -267,8 +268,10 @@ class AutoSchedule(AdaptiveSchedule):
         most, unit = each.max(0), np.maximum(scale * deviation, 1e-9)  # plain decoding leaves nothing to chance
         steps = most + unit * np.log((going * np.exp((each - most) / unit)).sum(0))
         costs = self._account.costs()
-        gains, run = (steps[0] / steps - 1).tolist(), 1 if self._drafted else self._RUN
+        gains = (steps[0] / steps - 1).tolist()
+        run = 1 if self._drafted or going.sum() == 1 else self._RUN
         self._affordable = self._account.affordable(costs, gains, run)
+        self._might_pay = any(gain > (cost - 1) / 2 for cost, gain in zip(costs[1:], gains[1:], strict=True))
         self._seconds = np.where(self._affordable, steps * costs, np.inf)
         self._best = int(self._seconds.argmin())
 
