@@ -96,6 +96,13 @@ def test_bad_arguments(changes: dict[str, Any], kind: type[Exception], message: 
         assert torch.equal(before, IDS)
 
 
+@pytest.mark.parametrize("eos", [3, [3, 3], np.int64(3), np.array(3), torch.tensor(3), torch.tensor([3]), iter([3])])
+def test_ids_that_end_a_text_may_be_any_integers(eos: Any) -> None:
+    target = TableRunner(torch.eye(23)[3].expand(23, 23, 23).clone())
+    out = sk.generate(target, IDS, drafter=sk.NoDrafter(), sampling=sk.SamplingParams(0.0), eos_token_id=eos)
+    assert out.tokens.tolist() == [[3]] * len(IDS)
+
+
 @pytest.mark.parametrize(
     ("family", "rows", "message"),
     [

@@ -63,14 +63,15 @@ class Request:
     def ends(self, caller: str, runner: Runner) -> Tensor | None:
         """``[num_eos]`` int64 ids that end a sequence, or None; raises for those that are none."""
         wanted: Any = runner.end_ids if self.eos_token_id is None else self.eos_token_id
-        several = isinstance(wanted, Iterable) and getattr(wanted, "ndim", 1) > 0
+        got = type(wanted).__name__
+        one = isinstance(wanted, (str, bytes)) or not isinstance(wanted, Iterable) or getattr(wanted, "ndim", 1) == 0
+        given = [wanted] if one else list(wanted)
         try:
-            given = list(wanted) if several and not isinstance(wanted, (str, bytes)) else [wanted]
+            if any(isinstance(i, bool) for i in given):  # which Python takes for 0 and 1
+                raise TypeError
             ids = [operator.index(i) for i in given]
         except TypeError:
-            ids, given = [], [True]
-        if any(isinstance(i, bool) for i in given):
-            raise TypeError(f"{caller}: eos_token_id must be an integer or several, got {type(wanted).__name__}")
+            raise TypeError(f"{caller}: eos_token_id must be an integer or several, got {got}") from None
         bad = [i for i in ids if not 0 <= i < runner.vocab_size]
         if bad and self.eos_token_id is not None:
             raise ValueError(f"{caller}: eos_token_id must be in [0, vocab={runner.vocab_size}), got {bad[0]}")

@@ -246,8 +246,7 @@ class AutoSchedule(AdaptiveSchedule):
         failed = failed_drafts(result)
         self._yield.add(np.where(result.num_drafted >= 0, result.num_accepted, 0), failed)
         self._choose()
-        # A try that succeeds is repeated, and one that says nothing of costs, where they may be all that bars drafts.
-        ended = failed.any() and not (catches_up and self._might_pay)
+        ended = failed.any() and not catches_up  # a try that succeeds is repeated, and one that says nothing of costs
         if self._best > 0:
             self._probe_after = self._FIRST_PROBE
         elif best == 0 and ended:
@@ -271,7 +270,6 @@ class AutoSchedule(AdaptiveSchedule):
         gains = (steps[0] / steps - 1).tolist()
         run = 1 if self._drafted or going.sum() == 1 else self._RUN
         self._affordable = self._account.affordable(costs, gains, run)
-        self._might_pay = any(gain > (cost - 1) / 2 for cost, gain in zip(costs[1:], gains[1:], strict=True))
         self._seconds = np.where(self._affordable, steps * costs, np.inf)
         self._best = int(self._seconds.argmin())
 
