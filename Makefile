@@ -6,10 +6,10 @@ ARGS ?=
 VENV := $(or $(VIRTUAL_ENV),.venv)
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
-# The stamps carry the version of Python: where the system's has moved on, an environment of its holds nothing of ours.
+# The stamps carry Python's version: once the system's has moved on, its environment holds nothing of ours.
 PRINT_VERSION := import sys; print("%d.%d" % sys.version_info[:2])
 PY_VERSION := $(shell for python in $(PY) $(PYTHON); do $$python -c '$(PRINT_VERSION)' 2>/dev/null && break; done)
-# Else an environment that is there would silently stand in for the Python that is asked for.
+# Otherwise an existing environment would silently stand in for the Python that was asked for.
 ifneq ($(and $(filter command line,$(origin PYTHON)),$(filter-out test-python help clean,$(MAKECMDGOALS))),)
 ifneq ($(shell $(PYTHON) -c '$(PRINT_VERSION)' 2>/dev/null),$(PY_VERSION))
 $(error PYTHON=$(PYTHON) is not the Python $(PY_VERSION) of $(VENV): $(if $(VIRTUAL_ENV),deactivate it,remove that folder) first, or leave PYTHON out)
@@ -51,7 +51,7 @@ define environment
 @$(1)/bin/python -m pip --disable-pip-version-check install -q $(2)
 endef
 
-HF_VERSIONS := 5.17.0 5.23.0
+HF_VERSIONS := 5.17.0 5.24.0
 HF_TESTS := python_tests/integrations python_tests/decoding/test_stop.py
 HF_READY := $(HF_VERSIONS:%=build/transformers-%/.installed)
 test-transformers: $(HF_READY)  ## the plug-in in the oldest and the newest transformers that it knows (5 minutes)
@@ -82,8 +82,8 @@ test-peers: $(INSTALLED)  ## FlashInfer's and SGLang's own tests on our function
 	@$(PYTEST) -c integration_tests/pytest.ini integration_tests/peers --flashinfer="$(abspath $(FLASHINFER))" \
 	  --sglang="$(abspath $(SGLANG))" $(ARGS)
 
-# llama-cpp-python is compiled here, as its wheels are not on the package index; for AVX2, as what a virtual machine's processor
-# says of tiles (AMX) may not be true of the machine.
+# llama-cpp-python is compiled here, as its wheels are not on the package index; for AVX2, as a virtual machine's
+# processor may announce tiles (AMX) that the machine does not have.
 build/llama-cpp/.installed: export CMAKE_ARGS := -DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF
 test-llama-cpp: build/llama-cpp/.installed  ## the example around llama.cpp in llama.cpp itself (compiles that once: 15 minutes)
 	@$(<D)/venv/bin/python -m pytest -q --no-header -c integration_tests/pytest.ini integration_tests/llama_cpp $(ARGS)
@@ -171,7 +171,7 @@ $(REQUIREMENTS): requirements-test.txt .ci/pins.py | $(PY)
 	@$(PIP) install -q -r $(REQUIREMENTS).txt
 	@touch $@
 
-# vLLM's wheels of torchvision and the like do not fit its torch, and a model of text needs none of them.
+# vLLM's wheels of torchvision and the like do not fit its torch, and a text model needs none of them.
 $(VLLM)/.vllm: requirements-vllm.txt | $(PY)
 	@echo "==> installing vLLM into $(VLLM)/venv (once; it is large: minutes, depending on the network)"
 	@$(PY) -m venv $(VLLM)/venv && $(VLLM)/venv/bin/python -m pip --disable-pip-version-check install -q -r requirements-vllm.txt
@@ -185,7 +185,7 @@ $(VLLM)/.specdec-installed: $(INSTALLED) $(VLLM)/.vllm $(shell find specdec_kern
 	@$(PY) -c "from specdec_kernels.assets import model_dir; model_dir()"
 	@touch $@
 
-# The stamp holds the checkout it was made from: an environment may serve several, and the last one installed is in it.
+# The stamp holds the checkout it was made from: an environment may serve several, and holds the last one installed.
 ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(CURDIR))
 $(INSTALLED): FORCE
 endif

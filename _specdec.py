@@ -1,4 +1,4 @@
-"""The command ``specdec``, outside the package, whose import takes seconds: Ctrl-C is one line there too."""
+"""The command ``specdec``, outside the package, whose import takes seconds: Ctrl-C gives one line even then."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 def main() -> int:
     """`specdec_kernels.cli.main`; 130 on Ctrl-C, during its import too, and 2 where the package cannot be imported.
 
-    Then ``specdec env`` reports all the same, from the file alone.
+    Even then ``specdec env`` reports, from its file alone.
     """
     try:
         try:
             from specdec_kernels.cli import main as run
-        except Exception as error:  # most often of a torch that is gone, or lacks a library
+        except Exception as error:  # most often a torch that is gone, or that lacks a library
             return _without_the_package(error)
     except KeyboardInterrupt:
         print("specdec: stopped", file=sys.stderr)
         return 130
     try:
         return run()
-    except Exception:  # a fault of ours, or of a verifier that is audited: Python's status 1 would be a verdict
+    except Exception:  # our fault, or that of a verifier being audited: Python's status 1 would be a verdict
         traceback.print_exc()
         return 2
 

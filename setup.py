@@ -1,4 +1,4 @@
-"""Builds the three compiled parts of specdec_kernels. The rest of the metadata stands in pyproject.toml.
+"""Builds the three compiled parts of specdec_kernels. The rest of the metadata is in pyproject.toml.
 
 ======================  =============================  ============================================================
 ``_C_cpu.so``           csrc/bind_cpu.cpp, csrc/cpu/   CPU kernels on torch's stable ABI; needs torch's headers
@@ -7,8 +7,8 @@
 ======================  =============================  ============================================================
 
 ``setup.py build_emulated`` makes a fourth for the tests alone, build/emulated/_C_emulated.so: the CUDA kernels compiled
-for the CPU (csrc/emulator). No package holds it. ``setup.py build_kernels`` only compiles the CUDA kernels, for every
-architecture that we support, and leaves what the compiler said beside the objects, for .ci/resources.py.
+for the CPU (csrc/emulator). No package contains it. ``setup.py build_kernels`` only compiles the CUDA kernels, for
+every architecture that we support, and leaves the compiler's output beside the objects, for .ci/resources.py.
 ``setup.py build_sanitized`` makes a copy of the package in build/sanitized whose CPU library and host module run under
 ASan and UBSan, for python_tests/fuzz.
 
@@ -61,8 +61,8 @@ RELEASE_ARCHS = "80+PTX;90a;100;120+PTX"
 COMMON_ARCHS = "80+PTX;90a"
 EDITABLE_ARCHS = "80+PTX"
 
-# What the compiled parts were built beside: backends/native.py refuses those of another order of arguments, and a host
-# module of another layout of what it hands to the libraries.
+# What the compiled parts were built beside: backends/native.py refuses parts built for another order of arguments, and
+# a host module that lays out differently what it hands to the libraries.
 CONTRACT = runpy.run_path(str(ROOT / PACKAGE / "backends/contract.py"))["contract"]()
 DIRECT_LAYOUT = zlib.crc32((ROOT / "csrc/direct_ops.h").read_bytes())
 BUILT_BESIDE = [f"-DSPECDEC_CONTRACT={CONTRACT}", f"-DSPECDEC_DIRECT_LAYOUT={DIRECT_LAYOUT}"]
@@ -70,7 +70,7 @@ BOUND = ("csrc/bind_cpu.cpp", "csrc/bind_cuda.cpp", "csrc/host/bind_host.cpp")
 
 # No -ffast-math and no contraction: the order and rounding of every sum are part of the contract. No -march=native: the
 # files of isa/ get their own instruction set and are chosen at run time.
-# Warnings are errors in CI, not for a stranger whose newer compiler warns of something else.
+# Warnings are errors in CI, but not for a user whose newer compiler warns of something else.
 STRICT = os.environ.get("SPECDEC_WERROR", "0") == "1"
 WARNINGS = ["-Wall", "-Wextra", *(["-Werror"] if STRICT else [])]
 CXX_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS]
@@ -94,7 +94,7 @@ def stop(message: str) -> NoReturn:
     raise SystemExit(f"{PACKAGE}: {message}")
 
 
-# Only the fuzzer loads what is built with these.
+# Only the fuzzer loads what is built with these flags.
 SANITIZERS = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
@@ -144,7 +144,7 @@ def wanted_cuda() -> str:
 
 
 def without_cuda(reason: str, instead: str = "building for the CPU only") -> None:
-    """Stop where CUDA was asked for; else say why it is left out."""
+    """Stop if CUDA was asked for; otherwise say why it is left out."""
     if wanted_cuda() == "1":
         stop(f"SPECDEC_CUDA=1, but {reason}")
     say(f"{reason}: {instead}")
@@ -163,12 +163,12 @@ def find_nvcc() -> str | None:
 
 
 def cuda_library_folder(nvcc: str) -> Path | None:
-    # nvcc may be a wrapper script anywhere on PATH, so ask it where its toolkit stands; and whether it is new enough.
+    # nvcc may be a wrapper script anywhere on PATH, so ask it where its toolkit is; and whether it is new enough.
     command = [nvcc, "-std=c++20", "--dryrun", "-c", "-x", "cu", os.devnull]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         report, failed = done.stderr.strip(), done.returncode != 0
-    except OSError as error:  # of another machine, or no program at all
+    except OSError as error:  # for another machine, or no program at all
         report, failed = str(error), True
     top = re.search(r"^#\$ TOP=(.+)$", report, re.MULTILINE)
     if failed or top is None:
@@ -198,7 +198,7 @@ def wanted_archs(editable: bool, nvcc: str) -> str:
         if found and min(found) >= 80:
             said = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True).stdout
             known = {int(number) for number in re.findall(r"compute_(\d+)", said)} or found
-            # For a GPU that nvcc is too old for the driver compiles what is meant for the newest one before it.
+            # If nvcc is too old for a GPU, the driver compiles for it what is meant for the newest one before it.
             own = (f"{g}" if g in known else f"{max([k for k in known if k < g] or [g])}+PTX" for g in sorted(found))
             default = ";".join(dict.fromkeys("90a" if arch == "90" else arch for arch in own))
     say(f"compiling CUDA kernels for {default}: minutes each (SPECDEC_CUDA_ARCHS chooses others, or all)")
@@ -227,10 +227,10 @@ class Part:
     filename: str
     sources: list[str]
     compile: list[str]  # the command for a .cpp source, less source and object
-    link: list[str]  # the command's tail, after the objects
+    link: list[str]  # the command for a .cpp source, without source and object
     linker: list[str]
     compile_cuda: list[str] | None = None  # the same for a .cu source
-    variant: str = ""  # two variants of a part do not overwrite each other's objects
+    variant: str = ""  # two variants of a part must not overwrite each other's objects
 
     @property
     def folder(self) -> Path:
@@ -258,7 +258,7 @@ SOURCES = {
     "_C_cuda": sources("csrc/bind_cuda.cpp", "csrc/cuda/*.cu"),
     "_host": sources("csrc/host/*.cpp"),
 }
-# device_info.cu is about machine code for a GPU, of which this library has none.
+# device_info.cu is about machine code for a GPU, which this library does not have.
 EMULATED = [
     source
     for source in sources("csrc/bind_emulated.cpp", "csrc/emulator/*.cpp", "csrc/cuda/*.cu")
@@ -270,8 +270,8 @@ def torch_flags(cxx: list[str]) -> tuple[list[str], list[str]]:
     """How a C++ source that uses torch is compiled, and the tail of the link command."""
     torch = find_torch()
     include = ["-I", "csrc", "-isystem", str(torch / "include")]
-    # libtorch.so must stay NEEDED although nothing refers to it: in a CUDA build of torch it is what brings
-    # libtorch_cuda.so, and with it the CUDA half of the stable ABI, into our scope.
+    # libtorch.so must stay NEEDED although nothing refers to it: in a CUDA build of torch it brings libtorch_cuda.so
+    # into our scope, and with it the CUDA half of the stable ABI.
     link = ["-Wl,-z,defs", f"-L{torch / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"]
     link += ["-ltorch_cpu", "-lc10"]
     return [*cxx, *CXX_FLAGS, f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}", *include], link
@@ -280,7 +280,7 @@ def torch_flags(cxx: list[str]) -> tuple[list[str], list[str]]:
 def nvcc_command(nvcc: str, cxx: list[str], archs: str) -> list[str]:
     """How a CUDA source is compiled."""
     host_compiler = ["-ccbin", cxx[0]] if len(cxx) == 1 else []
-    # A toolkit that another took the place of, at the same path, makes other objects: so its version is in the command.
+    # A toolkit that replaced another at the same path makes other objects, so its version is part of the command.
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout.split()
     names = [f'-DSPECDEC_CUDA_ARCHS="{archs}"', f'-DSPECDEC_NVCC="{version[-1] if version else ""}"']
     return [nvcc, *NVCC_FLAGS, *host_compiler, *arch_flags(archs), *names, "-I", "csrc"]
@@ -292,7 +292,7 @@ def plan_cpu(cxx: list[str]) -> Part:
 
 
 def plan_host(cxx: list[str]) -> Part | None:
-    """The pybind11 module; one line where this machine cannot build it."""
+    """The pybind11 module; one line of output if this machine cannot build it."""
     python_include = sysconfig.get_path("include")
     instead = "building without the C++ n-gram index (a Python one serves instead)"
     if importlib.util.find_spec("pybind11") is None:
@@ -364,18 +364,18 @@ class Job:
 
     out: Path
     command: list[str]
-    inputs: list[Path] | None = None  # of a linker; those of a compiler are in its dependency file
+    inputs: list[Path] | None = None  # a linker's; a compiler's are in its dependency file
     source: str = ""
 
 
 def run_jobs(jobs: list[Job], folder: Path) -> None:
-    """Run what is not up to date: by ninja, whose log is in `folder`, where it is there, else in threads."""
+    """Run what is not up to date: by ninja if it is there, with its log in `folder`, else in threads."""
     for out in {job.out.parent for job in jobs}:
         out.mkdir(parents=True, exist_ok=True)
     ninja = find_ninja()
     if not jobs:
         return
-    # What the one way knows of the objects the other would not see change.
+    # Each of the two ways would miss changes that only the other one has recorded.
     if ninja is None:
         (folder / ".ninja_log").unlink(missing_ok=True)
         with_threads([job for job in jobs if job.inputs is None])
@@ -400,7 +400,7 @@ def find_ninja() -> list[str] | None:
     return ["ninja"] if shutil.which("ninja") else None
 
 
-# What a compiler says is kept beside the object (.ci/resources.py reads it of nvcc), and shown where it fails.
+# A compiler's output is kept beside the object (.ci/resources.py reads nvcc's), and shown if it fails.
 NINJA_RULES = """\
 builddir = {folder}
 rule compile
@@ -434,7 +434,7 @@ def execute(out: Path, command: list[str]) -> None:
     if result.returncode:
         stop(f"this command failed:\n{shlex.join(command)}\n{result.stdout}{result.stderr}")
     out.with_suffix(".log").write_text(result.stdout + result.stderr)  # .ci/resources.py reads those of nvcc
-    os.utime(out, ns=(started, started))  # a source that is edited while it is compiled is newer
+    os.utime(out, ns=(started, started))  # a source edited while it is being compiled is newer
     record.write_text(shlex.join(command))
 
 
@@ -449,8 +449,8 @@ def max_jobs() -> int:
 
 @cache
 def take_turns() -> TextIO | None:
-    """Wait for other builds in this folder `build`; ours lasts until the process ends, as a wheel is packed last."""
-    if sys.platform == "win32":  # which has no fcntl
+    """Wait for other builds in this folder `build`; our turn ends with the process, as a wheel is packed last."""
+    if sys.platform == "win32":  # it has no fcntl
         return None
     import fcntl
 
@@ -581,13 +581,13 @@ class BuildSanitized(OurCommand):
 class Build(build):
     def run(self) -> None:
         take_turns()
-        # Else a wheel would also hold whatever an earlier build left here: a deleted module, a CUDA library.
+        # Otherwise a wheel would also contain whatever an earlier build left here: a deleted module, a CUDA library.
         if Path(self.build_base).resolve() in Path(self.build_lib).resolve().parents:  # not a folder of the user's
             shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
 
 
-if is_older(setuptools_version, OLDEST_SETUPTOOLS):  # which would speak of pyproject.toml, in a traceback
+if is_older(setuptools_version, OLDEST_SETUPTOOLS):  # it would complain about pyproject.toml, in a traceback
     needed = f"setuptools>={OLDEST_SETUPTOOLS}"
     stop(f"the build needs {needed}, found {setuptools_version}: `pip install '{needed}'`")
 

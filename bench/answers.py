@@ -1,9 +1,9 @@
 """``python -m bench.answers``: what drafters would have proposed at each token of many answers of the real model.
 
-SmolLM2-135M-Instruct, in the loop of ``examples/own_loop.py``, writes one answer to each prompt of each set, plainly,
-and before each token every drafter is asked what it would propose. Greedily, and where both draw with the same noise
-(acceptance "match"), the target accepts a token where it is the one that came. So an answer tells what each draft
-within it comes to, and `bench.replay` runs any rule on it without the model.
+SmolLM2-135M-Instruct, in the loop of ``examples/own_loop.py``, writes one answer to each prompt of each set by plain
+decoding, and before each token every drafter is asked what it would propose. In greedy decoding, and when both draw
+with the same noise (acceptance "match"), the target accepts a draft token exactly if it is the one that came. So an
+answer tells how many tokens of each draft would be accepted, and `bench.replay` runs any rule on it without the model.
 
 Writes ``answers.npz`` into the machine's results folder, and ``answers.json``, which says how it was made.
 """
@@ -39,8 +39,8 @@ DRAFTERS = ("lookup", "lookup-16", "ngram-lm", "model")
 
 @dataclass(frozen=True)
 class Answer:
-    """At each token of an answer, ``[n]``: how many tokens the drafter proposes of `LONGEST`, how many of these are the
-    ones that follow, and, if it foresees, how much of the text it found again.
+    """At each token of an answer, ``[n]``: how many of `LONGEST` tokens the drafter proposes, how many of these match
+    what follows, and, if it foresees, how much of the text it found again.
     """
 
     drafted: NDArray[np.int64]
@@ -48,7 +48,7 @@ class Answer:
     matched: NDArray[np.int64] | None
 
     def first(self, tokens: int) -> Answer:
-        """It, as if it had ended after so many tokens."""
+        """The answer as if it had ended after so many tokens."""
         left = np.arange(tokens, 0, -1)[: len(self.right)]
         matched = None if self.matched is None else self.matched[:tokens]
         return Answer(self.drafted[:tokens], np.minimum(self.right[:tokens], left), matched)
@@ -59,13 +59,13 @@ Answers = dict[tuple[str, float, str], list[Answer]]
 
 
 class _Asked:
-    """What one drafter said at each step of a call."""
+    """One drafter's proposals at each step of a call."""
 
     def __init__(self, drafter: sk.Drafter) -> None:
         self.drafter = drafter
         self.drafts: list[NDArray[np.int64]] = []  # [batch, LONGEST] each
         self.matched: list[NDArray[np.int64] | None] = []
-        self._committed = 0  # drafts, so far
+        self._committed = 0  # drafts so far
 
     def ask(self, state: DecodingState, num_tokens: int) -> None:
         foresight = self.drafter.foresee(state)
@@ -73,13 +73,13 @@ class _Asked:
         self.drafts.append(self.drafter.propose(state, num_tokens).widened(LONGEST).tokens.numpy())
 
     def commit(self, state: DecodingState, result: StepResult) -> None:
-        """It learns that it drafted, although nothing was verified."""
+        """Tell the drafter that it drafted, although nothing was verified."""
         drafted = self.drafts[-1] if len(self.drafts) > self._committed else np.empty((state.batch_size, 0), np.int64)
         self._committed = len(self.drafts)
         self.drafter.commit(state, replace(result, tokens=np.hstack([result.tokens, np.full_like(drafted, -1)])))
 
     def answers(self, out: sk.GenerationOutput) -> list[Answer]:
-        """What the drafts of a call would have come to. Before the last token of a longest answer none is asked for."""
+        """How well a call's drafts would have done. Before the last token of a longest answer none is asked for."""
         answers, foresees = [], any(found is not None for found in self.matched)
         for sequence, (tokens, count) in enumerate(zip(out.tokens.numpy(), out.num_tokens.tolist(), strict=True)):
             drafted, right, matched = np.zeros((3, count), dtype=np.int64)
@@ -93,7 +93,7 @@ class _Asked:
 
 
 class Asking(sk.Drafter):
-    """Asks other drafters, of which one may have a model, at each step of plain decoding, and proposes nothing."""
+    """Asks other drafters, one of which may have a model, at each step of plain decoding, and proposes nothing."""
 
     def __init__(self, of: Sequence[sk.Drafter]) -> None:
         self.asked = [_Asked(drafter) for drafter in of]
@@ -122,7 +122,7 @@ class Asking(sk.Drafter):
 
 
 def asked(model: Any, ids: torch.Tensor, of: Sequence[sk.Drafter], **options: Any) -> list[list[Answer]]:
-    """Decode plainly, and ask the drafters at each token: the answers of each drafter."""
+    """Decode plainly and ask the drafters at each token; returns the answers of each drafter."""
     watched = Asking(of)
     acceptance = "greedy" if options["sampling"].is_greedy else "match"
     out = sk.generate(model, ids, drafter=watched, num_speculative_tokens=LONGEST, acceptance=acceptance, **options)
@@ -146,7 +146,7 @@ def written(
 
 
 def save(path: Path, answers: Answers) -> None:
-    """Write them, as arrays of all answers' tokens one after the other."""
+    """Write them as arrays, with the tokens of all answers one after the other."""
     arrays: dict[str, Any] = {}
     for (prompt_set, temperature, drafter), each in answers.items():
         at = f"{prompt_set}/{temperature}/{drafter}"

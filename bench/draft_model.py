@@ -1,12 +1,12 @@
-"""``python -m bench.draft_model FOLDER``: a draft model of a target's tokenizer, end to end.
+"""``python -m bench.draft_model FOLDER``: a draft model that shares a target's tokenizer, end to end.
 
-The target is SmolLM2-135M-Instruct, the draft a transformers folder, as ``specdec medusa draft FOLDER`` trains one. For
-each prompt set, temperature, rule and number of draft tokens γ: tokens a second over plain decoding's by
-`bench.end_to_end`'s alternating rounds; and from one more decoding, watched, the acceptance α of a draft token, c (the
-time of drafting one over a plain step's), and what each part of a step takes. The peak of resident memory is that of
-two processes of their own, which decode one prompt plainly and with the draft. With ``--own-loop`` both models run in
+The target is SmolLM2-135M-Instruct, the draft a transformers folder as ``specdec medusa draft FOLDER`` trains it. For
+each prompt set, temperature, rule and number of draft tokens γ it measures: tokens a second over plain decoding's, by
+`bench.end_to_end`'s alternating rounds; and, from one more decoding, watched, the acceptance α of a draft token, c (the
+time to draft one over that of a plain step), and the time of each part of a step. The peak of resident memory comes
+from two separate processes, which decode one prompt plainly and with the draft. With ``--own-loop`` both models run in
 the loop of ``examples/own_loop.py``, and no peak is taken; ``--draft-bfloat16`` rounds the draft's weights, which costs
-acceptance, not exactness; ``--trees`` has the same draft guess trees of so many nodes as well.
+acceptance, not exactness; ``--trees`` makes the same draft guess trees of so many nodes as well.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RULES = ("token", "block")
 
 
 def watched(model: Any, batches: Sequence[Any], drafter: sk.Drafter, **options: Any) -> dict[str, Any]:
-    """Acceptance by position, and seconds of each part of a step, of one decoding of each batch."""
+    """Acceptance by position, and seconds of each part of a step, from one decoding of each batch."""
     seen = [
         measured.watch(model, ids, attention_mask=mask, drafter=drafter, seeds=torch.arange(len(ids)), **options)
         for ids, mask in batches
@@ -69,12 +69,12 @@ def models(arguments: argparse.Namespace, model: Any) -> tuple[Any, sk.ModelDraf
 
 
 def peak_bytes(folder: Path, gamma: int) -> int:
-    """The most memory that a process of its own holds while it decodes a prompt with γ draft tokens (0: plainly).
+    """The most memory that a separate process holds while it decodes a prompt with γ draft tokens (0: plainly).
 
     Raises
     ------
     OSError
-        It failed; with the last line that it printed.
+        It failed; the message is the last line that it printed.
     """
     command = [sys.executable, "-m", "bench.draft_model", str(folder), "--only-memory", str(gamma)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -163,7 +163,7 @@ def _measured(arguments: argparse.Namespace) -> None:
         "draft ids": drafter.runner.vocab_size,
         "peak_bytes": memory,
     }
-    machine.save(arguments.output, arguments.name, rows, settings)  # should a process below fail
+    machine.save(arguments.output, arguments.name, rows, settings)  # in case a process below fails
     for gamma in () if arguments.own_loop else (0, max(arguments.lengths)):
         memory[gamma] = peak_bytes(arguments.folder, gamma)
         print(f"peak memory, γ = {gamma}: {memory[gamma] / 2**20:.0f} MB")
@@ -171,7 +171,7 @@ def _measured(arguments: argparse.Namespace) -> None:
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row for people."""
+    """A row as a line to read."""
     chain = row["drafter"] == "model"
     drafted = f"α {row['alpha']:.2f}  c {row['c']:.3f}" if chain else "(a tree's nodes)"
     return (

@@ -1,19 +1,19 @@
 """``python -m bench.end_to_end``: tokens a second of a real model with and without speculation.
 
 SmolLM2-135M-Instruct on the CPU, prompt sets of `specdec_kernels.assets.prompts`, temperatures 0 and 1. Every
-configuration goes through `generate` with the same packed weights and seeds, plain decoding included; with
-``--own-loop`` the model runs in the loop of ``examples/own_loop.py`` instead of transformers'. In every round
-all of them run on a prompt before the next prompt comes, in an order shuffled each time, or with ``--in-turns`` side
-by side, a step at a time, so that other work on the machine slows all of them alike. A round gives one ratio of
-tokens a second (prefill and, for "auto", rehearsals not counted) to plain decoding; the median over the rounds is the
-result, with its 95 % confidence interval (of order statistics: with fewer than six rounds that is no more than the
-smallest and largest). At temperature 1 the rounds have different seeds. With acceptance "match" (temperature 0
-included, as "greedy") the outputs must be those of plain decoding.
+configuration, plain decoding included, goes through `generate` with the same packed weights and seeds; with
+``--own-loop`` the model runs in the loop of ``examples/own_loop.py`` instead of transformers'. In every round all
+configurations run on a prompt before the next prompt comes, in an order shuffled each time, or with ``--in-turns`` side
+by side, a step at a time, so that other work on the machine slows all of them alike. A round gives one ratio of tokens
+a second (prefill and, for "auto", rehearsals not counted) to plain decoding. The result is the median over the rounds,
+with its 95 % confidence interval (of order statistics; with fewer than six rounds, just the smallest and largest). At
+temperature 1 the rounds have different seeds. With acceptance "match" (temperature 0 included, as "greedy") the outputs
+must be those of plain decoding.
 
-``--drafter medusa`` decodes with the shipped Medusa heads: each one's best token alone, and their calibrated trees, at
-temperatures above 0 also with typical acceptance, whose outputs have another law. ``--drafter lookup-tree`` drafts
-several continuations of the text's own n-grams. The numbers beside their names are tree nodes, the root included.
-``--trees`` compares calibrated trees with random ones of equal size.
+``--drafter medusa`` decodes with the shipped Medusa heads: each head's best token alone, and their calibrated trees; at
+temperatures above 0 also with typical acceptance, whose outputs have another distribution. ``--drafter lookup-tree``
+drafts several continuations of the text's own n-grams. The numbers beside their names count tree nodes, the root
+included. ``--trees`` compares calibrated trees with random ones of equal size.
 """
 
 from __future__ import annotations
@@ -80,13 +80,14 @@ def ways_of(
     names: Sequence[str], model: Any, tokenizer: Any, heads_path: Path, seed: int | None = None,
     lengths: Sequence[int | str] = DRAFT_LENGTHS, draft_model: Path | None = None, min_confidence: float | None = None,
 ) -> dict[Key, Way]:  # fmt: skip
-    """All ways of decoding with the drafters of these names; with a `seed`, random trees beside the calibrated ones.
-    A draft model runs in the loop of ``examples/own_loop.py``; with `min_confidence` one that stops by it is beside it.
+    """All ways of decoding with the drafters of these names; with a `seed`, random trees beside the calibrated ones. A
+    draft model runs in the loop of ``examples/own_loop.py``; with `min_confidence`, a second one that stops by it is
+    added.
 
     Raises
     ------
     ValueError, FileNotFoundError
-        Heads that are not there or not the model's.
+        Heads that do not exist or do not belong to the model.
     """
     ways: dict[Key, Way] = {PLAIN: Way(NoDrafter())}
     for name in names:
@@ -120,7 +121,7 @@ def ways_of(
 
 
 def _of_trees(name: str, drafter: TreeDrafter, lengths: Sequence[int | str]) -> dict[Key, Way]:
-    """The tree at every step; of the smaller ones, where "auto" is among the lengths, also when it pays."""
+    """The tree at every step; the smaller ones, if "auto" is among the lengths, also only when it pays."""
     ways: dict[Key, Way] = {(name, drafter.num_nodes): Way(drafter, drafter.max_depth)}
     if "auto" in lengths and drafter.num_nodes in TREE_NODES[:2]:
         ways[name, f"auto, {drafter.num_nodes}"] = Way(drafter, "auto")
@@ -128,7 +129,7 @@ def _of_trees(name: str, drafter: TreeDrafter, lengths: Sequence[int | str]) -> 
 
 
 def random_tree(num_heads: int, ranks: int, nodes: int, seed: int) -> sk.DraftTree:
-    """A tree grown as a calibrated one is, but by chance: any node that may come next is as likely as any other."""
+    """A tree grown like a calibrated one, but at random: any node that may come next is as likely as any other."""
     random_choice = random.Random(seed)
     chosen: list[tuple[int, ...]] = []
     waiting: list[tuple[int, ...]] = [(0,)]
@@ -159,7 +160,7 @@ def _beside(model: LeanLlama) -> LeanLlama:
 
 @dataclass
 class Result:
-    """What one configuration did on one prompt set at one temperature: a number a round."""
+    """What one configuration did on one prompt set at one temperature: one number per round."""
 
     tokens: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
@@ -197,11 +198,11 @@ def measure(
     run: Callable[[Sequence[Call]], list[Timed]] = one_by_one,
     one_batch: bool = False,
 ) -> dict[Key, Result]:
-    """Run all ways of decoding, `PLAIN` among them, on all batches, `rounds` times; or with `one_batch` in each round
-    on the next of them.
+    """Run all ways of decoding, `PLAIN` among them, `rounds` times on all batches; with `one_batch`, each round runs on
+    the next batch alone.
 
-    `sampled` is the acceptance rule at temperatures above 0; only with "match" are its outputs plain decoding's.
-    `decode` is called as `generate`, and `run` makes the calls of one batch.
+    `sampled` is the acceptance rule at temperatures above 0; only with "match" must its outputs equal plain decoding's.
+    `decode` is called like `generate`, and `run` makes the calls of one batch.
     """
     configurations = [key for key, way in ways.items() if not (way.typical and sampling.is_greedy)]
     results = {key: Result() for key in configurations}
@@ -264,7 +265,7 @@ def rows_of(name: str, temperature: float, results: dict[Key, Result]) -> list[d
 
 
 def targets_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The project's goals, each against one configuration named beforehand: the best of several would flatter."""
+    """The project's goals, each for one configuration named beforehand: picking the best of several would flatter."""
 
     def ratio(name: str, temperature: float, drafter: str, length: int) -> float:
         wanted = (name, temperature, drafter, length)
@@ -284,7 +285,7 @@ def targets_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     )
     shares = []
     for row in auto:
-        nodes = row["num_speculative_tokens"].partition(", ")[2]  # of the tree that is drafted or not
+        nodes = row["num_speculative_tokens"].partition(", ")[2]  # of the tree that "auto" drafts or not
         same = [r for r in rows if all(r[key] == row[key] for key in ("prompts", "temperature", "drafter"))]
         numbers = [r for r in same if isinstance(r["num_speculative_tokens"], int)]
         fixed = [r for r in numbers if nodes in ("", str(r["num_speculative_tokens"]))]
@@ -318,7 +319,7 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """Bars of the ratio to plain decoding: prompt sets along the axis, one panel a temperature."""
+    """Bars of the ratio to plain decoding: prompt sets along the axis, one panel per temperature."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -350,7 +351,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
         panel.set_xticks(range(len(names)), names)
         panel.set_ylabel("tokens/s over plain decoding")
         panel.set_title("greedy" if temperature == 0 else f"temperature {temperature:g}")
-    # The warmest panel has every way of decoding.
+    # The panel with the highest temperature has every way of decoding.
     handles, labels = panels[-1, 0].get_legend_handles_labels()
     figure.legend(
         handles, labels, title="drafter, draft length or nodes of the tree", ncols=5, fontsize="small",
@@ -439,7 +440,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measured(arguments: argparse.Namespace) -> None:
-    # The last ones: the n-gram model's constants were chosen on the first of HumanEval.
+    # The last prompts: the n-gram model's constants were chosen on the first ones of HumanEval.
     model, tokenizer, texts = real_model.load(arguments, arguments.prompts)
     batch = arguments.batch
     least = min(texts, key=lambda name: len(texts[name]))

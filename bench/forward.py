@@ -1,10 +1,11 @@
 """``python -m bench.forward``: what one forward of the target costs, where its time goes, and what its floor is.
 
-SmolLM2-135M-Instruct on the CPU, 1, 2, 4 and 8 rows of one sequence behind a context of 128 tokens: by transformers, as
-it is and with packed weights, and by the loop of ``examples/own_loop.py``, in float32, with torch.compile and in
-bfloat16. All ways take turns; times are medians. The floor is the bytes of the weights that a forward reads over the
-rate at which ``torch.sum`` reads memory, with the same threads before and after. Where the time goes is what
-torch.profiler says of the main thread: matrix products, attention, all other ops, and what lies between them (Python).
+SmolLM2-135M-Instruct on the CPU; 1, 2, 4 and 8 rows of one sequence after a context of 128 tokens: in transformers,
+unchanged and with packed weights, and in the loop of ``examples/own_loop.py``, in float32, with torch.compile and in
+bfloat16. All ways take turns; times are medians. The floor is the bytes of weights that a forward reads, divided by the
+rate at which ``torch.sum`` reads memory, with the same threads before and after. Where the time goes is
+torch.profiler's account of the main thread: matrix products, attention, all other ops, and what lies between them
+(Python).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ GOALS = (("a plain step, float32, ms", 28.0), ("a step of eight rows over a step
 
 
 def weights_read(model: Any) -> int:
-    """Bytes of the weights that a forward reads: all, but for an embedding table that is not the head's as well."""
+    """Bytes of the weights that a forward reads: all, except an embedding table that does not serve as the head too."""
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     return sum(p.nbytes for p in model.parameters() if p is not table or p is head)
 
@@ -62,7 +63,7 @@ def ways(model: Any) -> dict[str, tuple[Runner, int]]:
 
 
 def forwards(runner: Runner, ids: torch.Tensor) -> dict[int, Callable[[], Any]]:
-    """For each number of rows a call that feeds so many behind the context."""
+    """For each number of rows, a call that feeds so many after the context."""
     runner.start(Prompt(ids, torch.tensor([ids.shape[1]]), [ids[0].numpy()]), 2 * CONTEXT)
     runner.forward(ids[:, :CONTEXT], torch.tensor([0]), CONTEXT)
     start = torch.tensor([CONTEXT])
@@ -136,7 +137,7 @@ def _measured(arguments: argparse.Namespace) -> None:
 
 
 def goals(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The goals, of the own loop in float32."""
+    """The goals for the own loop in float32."""
     one, eight = (next(r["median_us"] for r in rows if (r["way"], r["rows"]) == ("own loop", n)) for n in (1, 8))
     measured = (one / 1e3, eight / one)
     return [

@@ -11,10 +11,10 @@ sanitizer   compute-sanitizer: memcheck and racecheck on every op, memcheck on t
 profile     Nsight Compute on a few cases; only where asked for by name
 ==========  =========================================================================================================
 
-Parts are chosen by name and run in this order, each a process with a time of its own; without names all but the last,
-in half an hour. One that fails stops no other; one whose time is over is "not finished", which is no failure, and what
-it had is written. Nothing is installed. The results go to ``bench/results/<the GPU>``, with ``report.json`` saying how
-every part ended; logs to ``build/gpu-report``. The exit code is 0 if no part failed.
+Parts are chosen by name and run in this order, each in a process with its own time limit; without names all but the
+last run, in half an hour. A part that fails stops no other; one whose time runs out is "not finished", which is no
+failure, and what it had is written. Nothing is installed. The results go to ``bench/results/<the GPU>``, with
+``report.json`` saying how every part ended; logs go to ``build/gpu-report``. The exit code is 0 if no part failed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PYTHON = sys.executable
 
 @dataclass(frozen=True)
 class Machine:
-    """What the parts need to know: where the results go, and of which GPU; `capability` is empty in a rehearsal."""
+    """What the parts need to know: where the results go, and the GPU's name; `capability` is empty in a rehearsal."""
 
     name: str
     capability: str
@@ -51,29 +51,29 @@ class Machine:
 
     @property
     def rehearsing(self) -> bool:
-        """Whether there is no GPU, and the parts do on the CPU what they can."""
+        """Whether there is no GPU, so that the parts do what they can on the CPU."""
         return not self.capability
 
 
 @dataclass(frozen=True)
 class Part:
-    """`command` takes the machine and the part's seconds. `least`: the seconds that the parts before leave it."""
+    """`command` takes the machine and the part's seconds. `least`: the seconds that earlier parts must leave it."""
 
     command: Callable[[Machine, float], list[str]]
     limit: float
     least: float
-    shown: int = 3  # lines of its output that are repeated here
+    shown: int = 3  # lines of its output that are printed here too
     said: int = 0  # lines of its output that ``report.json`` keeps
 
 
 def shown(path: Path) -> str:
-    """`path` as a command of this checkout names it: results record their command, and no folder of one machine."""
+    """`path` relative to this checkout: results record their command, which must not contain one machine's folders."""
     path = path.absolute()
     return str(path.relative_to(process.ROOT) if path.is_relative_to(process.ROOT) else path)
 
 
 def program(name: str, machine: Machine, seconds: float, *options: str) -> list[str]:
-    """A module of `bench.gpu` that knows its time and whether it rehearses."""
+    """A module of `bench.gpu`, told its time and whether it rehearses."""
     command = [PYTHON, "-m", f"bench.gpu.{name}", "--budget", f"{max(3.0, seconds):.0f}", *options]
     return [*command, "--rehearse"] if machine.rehearsing else command
 
@@ -96,7 +96,7 @@ def sanitizer(machine: Machine, seconds: float) -> list[str]:
 
 
 def measuring(plan: str) -> Callable[[Machine, float], list[str]]:
-    """`bench.gpu.bench`, done somewhat before its time is over: it still has to write and draw."""
+    """`bench.gpu.bench`, ended somewhat before its time is over: it still has to write and draw."""
 
     def command(machine: Machine, seconds: float) -> list[str]:
         left = seconds - (10 if machine.rehearsing else 30)
@@ -132,7 +132,7 @@ DEFAULT = tuple(name for name in PARTS if name != "profile")
 
 
 def find_machine(folder: Path | None, logs: Path) -> Machine | None:
-    """The first CUDA device, asked for in another process: this one is not to hold memory on it."""
+    """The first CUDA device, asked for in another process, so that this one holds no memory on it."""
     code = """if True:
         import json, torch
         from bench import machine
@@ -154,7 +154,7 @@ def find_machine(folder: Path | None, logs: Path) -> Machine | None:
 
 
 def run_part(name: str, machine: Machine, seconds: float) -> dict[str, Any]:
-    """One part, and how it ended."""
+    """Run one part; returns how it ended."""
     part = PARTS[name]
     command = part.command(machine, seconds)
     outcome = process.run(command, seconds, machine.logs / f"{name}.log")
@@ -178,8 +178,8 @@ def save(machine: Machine, results: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def run(names: Sequence[str], machine: Machine, budget: float | None = None) -> int:
-    """The parts in turn, each within what it may take and, of a `budget`, what the later ones leave it; 0 if none
-    failed.
+    """Run the parts in turn, each within its own limit and, given a `budget`, within what the later parts leave it; 0
+    if none failed.
     """
     deadline = time.monotonic() + (budget or sum(PARTS[name].limit for name in names) + END_S) - END_S
     results: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
-"""The n-gram index: time per appended token, proposal and distribution, and memory, compiled against Python.
+"""The n-gram index, compiled and in Python: time per appended token, proposal and distribution, and memory.
 
 Run ``python -m bench.host_index``; ``--save`` keeps the result. The text is a random walk over repeated phrases, so
-most suffixes have an earlier occurrence, as in code; the index is the default one (suffixes of 1 to 4 tokens).
+that most suffixes have an earlier occurrence, as in code; the index is the default one (suffixes of 1 to 4 tokens).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""``python -m bench.in_transformers``: ``model.generate`` of transformers, plain, its own assisted, and through this
-package, with a fixed draft length or one that is chosen at each step ("auto").
+"""``python -m bench.in_transformers``: transformers' ``model.generate``: plain, with its own assistance, and through
+this package, with a fixed draft length or one that is chosen at each step ("auto").
 
 SmolLM2-135M-Instruct on the CPU with packed weights. All ways are calls of ``model.generate`` with the same arguments,
-but for ``prompt_lookup_num_tokens`` and the block of `assisted_generation` around the call; they take turns on every
+except for ``prompt_lookup_num_tokens`` and the block of `assisted_generation` around the call; they take turns on every
 batch of prompts, in an order shuffled each time. A round gives each way's tokens a second, prefill included, and their
-ratio to plain generation's in the same round, by the wall clock and by the process's own CPU time, which on a busy
-machine says more; results are medians over the rounds. transformers' own assisted generation takes one sequence only.
-With ``--own-loop`` there are also calls of `sk.generate` on the model of ``examples/own_loop.py``: plain, with the same
-lookup, with an n-gram model whose draft length is chosen ("auto"), and, where there is an ``--assistant``, with trees
-that its weights, rounded to bfloat16, draft.
+ratio to plain generation's in the same round, by the wall clock and by the process's own CPU time, which is more
+reliable on a busy machine; results are medians over the rounds. transformers' own assisted generation takes one
+sequence only. With ``--own-loop`` there are also calls of `sk.generate` on the model of ``examples/own_loop.py``:
+plain, with the same lookup, with an n-gram model whose draft length is chosen ("auto"), and, given an ``--assistant``,
+with trees drafted by it with its weights rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SAMPLING = {
 
 
 def arguments_of(sampling: sk.SamplingParams) -> dict[str, Any]:
-    """As ``model.generate`` takes them."""
+    """The parameters as ``model.generate`` takes them."""
     if sampling.is_greedy:
         return {"do_sample": False}
     drawn = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
@@ -75,7 +75,7 @@ def arguments_of(sampling: sk.SamplingParams) -> dict[str, Any]:
 
 
 def block(way: str) -> AbstractContextManager[None]:
-    """What surrounds a call of this way."""
+    """The context manager around a call of this way."""
     if way in (PLAIN, STOCK, STOCK_MODEL):
         return nullcontext()
     return assisted_generation(num_speculative_tokens="auto" if way == AUTO else None)
@@ -94,9 +94,9 @@ def measure(
     runner: Runner | None = None,
     loops: Mapping[str, Loop] = LOOPS,
 ) -> dict[str, dict[str, Any]]:
-    """For each way its tokens and seconds, by both clocks, a number a round, and how many batches of greedy answers
-    were unlike plain ones. With a draft model, `assistant`, there are ways that draft with it as well, with a `runner`
-    of the same model those of its own loop, `loops`.
+    """For each way its tokens and seconds, by both clocks, one number per round, and how many batches of greedy answers
+    differed from plain ones. With a draft model, `assistant`, some ways draft with it as well; with a `runner` of the
+    same model there are also those of its own loop, `loops`.
     """
     alone = all(len(ids) == 1 for ids, _ in batches)
     ways = [PLAIN, OURS, AUTO, *[STOCK] * alone]
@@ -147,7 +147,7 @@ def measure(
 
 
 def rows_of(name: str, batch: int, sampling: str, results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for every way but plain generation."""
+    """One row for every way except plain generation."""
 
     def ratios(way: str, clock: str) -> list[float]:
         rates = [[n / s for n, s in zip(results[w]["tokens"], results[w][clock], strict=True)] for w in (way, PLAIN)]
@@ -164,7 +164,7 @@ def rows_of(name: str, batch: int, sampling: str, results: dict[str, dict[str, A
 
 
 def targets(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`GOALS`, of one sequence at a time, and what was measured of them."""
+    """`GOALS`, for one sequence at a time, and what was measured of them."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
         if row["batch"] == 1 and row["way"].startswith("own loop"):

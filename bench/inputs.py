@@ -5,12 +5,12 @@ exponent s drawn for each row from [1, 3] (from flat rows to nearly certain ones
 standard deviation 0.5.
 
 A draft row is the target row plus Gaussian noise, whose scale is found by bisection so that the mean of ``Σ min(P, Q)``
-after the case's sampling parameters is `ACCEPTANCE`; greedy: so that both argmaxes agree that often. A one-hot
-draft proposes the target's most likely id, and there the target's rows are scaled until that id's mean probability is
-`ACCEPTANCE`. Draft tokens are drawn from the draft's law, with the stats kept.
+after the case's sampling parameters is `ACCEPTANCE`; if greedy, so that both argmaxes agree that often. A one-hot draft
+proposes the target's most likely id; for it the target's rows are scaled until that id's mean probability is
+`ACCEPTANCE`. Draft tokens are drawn from the draft's distribution, with the stats kept.
 
-Everything is made on the case's device. On a GPU plain PyTorch makes it, not the kernels that are to be measured
-(`bench.gpu.drafts`): a kernel that fails is then a row that is missing, not a run.
+Everything is made on the case's device. On a GPU plain PyTorch makes it, not the kernels being measured
+(`bench.gpu.drafts`): a kernel that fails then costs one row, not the whole run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Case:
     vocab: int
     batch: int
     dtype: torch.dtype = torch.float32
-    cache: str = "cold"  # "hot": the same input was used by the same provider just before
+    cache: str = "cold"  # "hot": the same provider has just used the same input
     num_draft: int = 5
     params: sk.SamplingParams = sk.SamplingParams()
     acceptance: str = "token"
@@ -86,7 +86,7 @@ class ChainInputs:
     draft_probs: Tensor | None
     seeds: Tensor  # [batch]
     uniform_samples: Tensor  # [batch, num_draft + 1]
-    steps: Tensor | None = None  # [batch], on a GPU: a captured graph reads the step there
+    steps: Tensor | None = None  # [batch], on a GPU: where a captured graph reads the step
     processors: sk.Processors | None = None
     target_probs: Tensor | None = None  # [batch, num_draft + 1, vocab] of such a case
 
@@ -97,14 +97,14 @@ class ChainInputs:
         self.draft_scores = None if self.draft_probs is None else self.draft_probs.log()
 
     def dense_draft_probs(self, target: Tensor) -> Tensor:
-        """`draft_probs`; of a one-hot draft rows of zeros and a one, made as the rows of the `target` are."""
+        """`draft_probs`; for a one-hot draft, rows of zeros and a one, laid out like those of `target`."""
         if self.draft_probs is not None:
             return self.draft_probs
         return torch.zeros_like(target[:, :-1]).scatter_(-1, self.draft_tokens[..., None], 1.0)
 
 
 class Request(NamedTuple):
-    """What the processors of a step are made of."""
+    """What the processors of a step are made from."""
 
     prompt: Tensor  # [batch, PROMPT]
     output: Tensor  # [batch, OUTPUT]
@@ -113,7 +113,7 @@ class Request(NamedTuple):
 
     @staticmethod
     def random(case: Case, rng: torch.Generator) -> Request:
-        """Three of four ids are allowed, on the generator's device."""
+        """Three ids in four are allowed; on the generator's device."""
         shape, device = (case.batch, case.num_draft + 1, case.vocab), rng.device
         prompt, output = (
             torch.randint(0, case.vocab, (case.batch, n), generator=rng, device=device) for n in (PROMPT, OUTPUT)
@@ -122,7 +122,7 @@ class Request(NamedTuple):
         return Request(prompt, output, torch.stack(biased), torch.rand(shape, generator=rng, device=device) < 0.75)
 
     def processors(self) -> sk.Processors:
-        """The same as the package takes it."""
+        """The same as the package's processors."""
         batch, rows, vocab = self.allowed.shape
         bits = torch.nn.functional.pad(self.allowed, (0, -vocab % 32)).view(batch, rows, -1, 32).long()
         words = (bits << torch.arange(32, device=bits.device)).sum(-1)
@@ -170,13 +170,13 @@ class RowInputs:
     row_index: Tensor | None = None  # [batch]
 
     def named(self) -> Tensor:
-        """``[batch, n, vocab]``: the rows themselves, for who has to copy those that an index names."""
+        """``[batch, n, vocab]``: the rows themselves, for providers that must copy the rows that an index names."""
         return self.logits if self.row_index is None else self.logits[self.row_index]
 
 
 @dataclass
 class ShardInputs:
-    """The first half of a vocabulary that two ranks share, and what both know of the rows."""
+    """The first half of a vocabulary shared by two ranks, and what both know about the rows."""
 
     logits: Tensor  # [batch, n, width]
     draft_logits: Tensor  # [batch, n, width]
@@ -191,7 +191,7 @@ class ShardInputs:
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """Rows of logits, and a token drawn from each; of a processed case what changes the rows."""
+    """Rows of logits, and a token drawn from each; in a processed case also what changes the rows."""
 
     logits: Tensor  # [batch, n, vocab]
     tokens: Tensor  # [batch, n]
@@ -201,8 +201,8 @@ class TokenInputs:
 
 @dataclass(frozen=True)
 class CountInputs:
-    """The counts of a request's history, and what a step emitted: tokens that the history has, as it has most of a
-    text's, and that measuring over and over leaves as they are.
+    """The counts of a request's history, and what a step emitted: tokens that the history already has, as it has most
+    of a text's, and which repeated measuring therefore leaves unchanged.
     """
 
     token_counts: sk.TokenCounts
@@ -251,7 +251,7 @@ def some_rows(count: int, vocab: int, generator: torch.Generator) -> Tensor:
 
 
 def backend(device: torch.device) -> str | None:
-    """What computes laws while inputs are made: the module's docstring says why."""
+    """The backend that computes laws while inputs are made: see the module's docstring."""
     return None if device.type == "cpu" else "reference"
 
 
@@ -265,9 +265,9 @@ def bisect(decreasing: Callable[[float], float], goal: float, low: float, high: 
 
 @functools.cache
 def draft_noise(vocab: int, params: sk.SamplingParams, device: torch.device = _CPU) -> float:
-    """Standard deviation of the noise that makes a draft accepted with probability `ACCEPTANCE`."""
+    """Standard deviation of the noise with which a draft is accepted with probability `ACCEPTANCE`."""
     generator = torch.Generator(device).manual_seed(vocab)
-    count = 400 if params.is_greedy else 120  # the greedy mean is one of zeros and ones
+    count = 400 if params.is_greedy else 120  # the greedy mean is over zeros and ones
     target = rows(count, vocab, generator)
     noise = torch.randn(count, vocab, generator=generator, device=device)
     law = target.argmax(-1) if params.is_greedy else sk.warp_probs(target, params, backend=backend(device))
@@ -283,7 +283,7 @@ def draft_noise(vocab: int, params: sk.SamplingParams, device: torch.device = _C
 
 @functools.cache
 def one_hot_sharpness(vocab: int, device: torch.device = _CPU) -> float:
-    """Factor on the target's rows that makes their most likely id's mean probability `ACCEPTANCE`."""
+    """The factor on the target's rows with which their most likely id's mean probability is `ACCEPTANCE`."""
     target = rows(120, vocab, torch.Generator(device).manual_seed(vocab))
     return 1 / bisect(lambda flatness: (target / flatness).softmax(-1).amax(-1).mean().item(), ACCEPTANCE, 0.1, 10.0)
 
@@ -339,8 +339,8 @@ def packed(case: Case, generator: torch.Generator) -> PackedInputs:
 
 
 def tree(case: Case, generator: torch.Generator) -> TreeInputs:
-    """One verify step of a tree whose siblings were drawn from the draft's law without replacement (−1 where truncation
-    left none).
+    """One verify step of a tree whose siblings were drawn from the draft's distribution without replacement (−1 if
+    truncation left none).
     """
     batch, vocab, device = case.batch, case.vocab, generator.device
     shape = sk.DraftTree.cartesian(TREE_WIDTHS).to(device)
@@ -349,7 +349,7 @@ def tree(case: Case, generator: torch.Generator) -> TreeInputs:
     noise = torch.randn(batch, num_nodes, vocab, generator=generator, device=device)
     draft = (target + draft_noise(vocab, case.params, device) * noise).to(case.dtype)
     keys = torch.randint(0, 2**62, (batch, num_nodes), generator=generator, device=device)
-    drawn_with = sk.SamplingParams() if case.greedy else case.params  # the greedy draft has but one child
+    drawn_with = sk.SamplingParams() if case.greedy else case.params  # a greedy draft has only one child
     some = sk.sample(draft, drawn_with, noise_keys=keys, num_samples=max(TREE_WIDTHS), backend=backend(device))
     assert shape.ranks is not None
     tokens = some.token[:, shape.parents.clamp_min(0), shape.ranks.clamp_min(0)].contiguous()
@@ -369,7 +369,7 @@ def next_rows(case: Case, generator: torch.Generator) -> RowInputs:
 
 
 def emitted_tokens(case: Case, generator: torch.Generator) -> TokenInputs:
-    """What one verify step emitted where all was accepted, ``[batch, num_draft + 1]``."""
+    """What one verify step emits if all is accepted, ``[batch, num_draft + 1]``."""
     rows = verified_rows(case, generator)
     drawn = sk.sample(rows.logits, case.params, uniform_samples=rows.uniform_samples, backend=backend(generator.device))
     request = Request.random(case, generator) if case.processed else None
@@ -394,7 +394,7 @@ def shard_rows(case: Case, generator: torch.Generator) -> RowInputs:
 
 
 def shard(case: Case, generator: torch.Generator) -> ShardInputs:
-    """What one of two ranks has of a row a sequence, where a token is to be drawn."""
+    """What one of two ranks holds when a token is to be drawn, with one row per sequence."""
     device = generator.device
     logits = some_rows(case.batch, case.vocab, generator).view(case.batch, 1, case.vocab)
     noise = torch.randn(logits.shape, generator=generator, device=device)
@@ -411,7 +411,7 @@ def shard(case: Case, generator: torch.Generator) -> ShardInputs:
 
 
 def half(vocab: int) -> int:
-    """Ids of the first of two shards: whole tiles, or all of a vocabulary of one."""
+    """Ids of the first of two shards: whole tiles, or the whole vocabulary if it has only one tile."""
     return max(vocab // 2048 * 1024, 1024) if vocab > 1024 else vocab
 
 
@@ -442,17 +442,17 @@ def tree_cache(case: Case, generator: torch.Generator) -> CacheInputs:
 
 
 def bytes_held(inputs: Any) -> int:
-    """Of tensors, also in lists and tuples."""
+    """Bytes of the tensors in `inputs`, also in lists and tuples."""
     if isinstance(inputs, Tensor):
         return inputs.nbytes
     return sum(map(bytes_held, inputs)) if isinstance(inputs, list | tuple) else 0
 
 
 def num_sets(bytes_read: int, held: int) -> int:
-    """So many input sets that rotating through them finds none in a cache, if a call reads `bytes_read`; at least 8.
+    """So many input sets that rotation finds none of them in a cache, if a call reads `bytes_read`; at least 8.
 
-    As many for "hot" cases, which are then of inputs as varied. No more than an eighth of the memory has room for, if
-    a set takes `held` bytes: a virtual machine can be told of a cache of its host's that is half a gigabyte.
+    "Hot" cases get as many, so that their inputs are as varied. At most as many as fit in an eighth of the memory, if a
+    set takes `held` bytes: a virtual machine can be told of a cache of its host's that is half a gigabyte.
     """
     cold = math.ceil(4 * machine.last_level_cache_bytes() / bytes_read)
     return max(8, min(256, cold, machine.memory_bytes() // 8 // max(held, 1)))

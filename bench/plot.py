@@ -1,4 +1,4 @@
-"""Draw the results of a folder: ``python -m bench.plot bench/results/<machine>`` writes one PNG an op."""
+"""Draw the results of a folder: ``python -m bench.plot bench/results/<machine>`` writes one PNG per op."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN = ("median_us", "q25_us", "q75_us")
 
 
 def ratios(result: dict[str, Any], path: Path) -> bool:
-    """Each provider's time as a multiple of this package's, a line a case; False if there is none."""
+    """Each provider's time as a multiple of this package's, one line per case; False if there is none."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -31,7 +31,7 @@ def ratios(result: dict[str, Any], path: Path) -> bool:
     kinds = dict.fromkeys(kind(own) for own, _ in groups)
     panels = {title: [(own, group) for own, group in groups if kind(own) == title] for title in kinds}
     names = list(dict.fromkeys(row["provider"] for own, g in groups for row in g if row is not own))
-    names = [name for name in names if name != "reference"]  # a specification, hundreds of times slower: no peer
+    names = [name for name in names if name != "reference"]  # a specification, hundreds of times slower: not a peer
     figure, all_axes = pyplot.subplots(
         len(panels), figsize=(9, 0.27 * sum(map(len, panels.values())) + 0.4 * len(panels) + 1.2), layout="constrained",
         squeeze=False, sharex=True, height_ratios=[len(panel) + 0.5 for panel in panels.values()],
@@ -66,7 +66,7 @@ def ratios(result: dict[str, Any], path: Path) -> bool:
 
 
 def revision(result: Mapping[str, Any]) -> str:
-    """Of the rows of a result, which a figure that was drawn of them carries as its description."""
+    """A hash of a result's rows, which a figure drawn from them carries as its description."""
     return hashlib.sha256(json.dumps(result["rows"], sort_keys=True).encode()).hexdigest()
 
 
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"bench.plot: no result file in {folder}")
     for file in results:
         result = json.loads(file.read_text())
-        if not result.get("rows") or "provider" not in result["rows"][0]:  # another script's result, of another shape
+        if not result.get("rows") or "provider" not in result["rows"][0]:  # another script's result, in another form
             continue
         if "gpu" in result["settings"]:
             print("wrote", *gpu_plot.draw(result, folder, file.stem))

@@ -1,15 +1,15 @@
-"""A verify step with every processor on: against the same step without them, and against what engines do.
+"""A verify step with every processor on, compared with the same step without them, and with what engines do.
 
     python -m bench.processors
 
-Prints one line a case and writes ``processors.json`` into the machine's folder of results: medians of calls that
-alternate, so that a busy machine slows all of them alike, on average over some random steps; of one thread by its own
-clock, which stands while other programs have the processor. Log-probabilities are those of `token_logprobs` with the
-five likeliest ids, of what the step emits. The steps are such that as many draft tokens are accepted
-with the processors as without, so that both read as many rows. The peers write out float32 logits and change them in
-passes as wide as the vocabulary, by the formulae of vLLM (dense counts, a mask unpacked; also compiled by torch) and of
-transformers (a row at a time), and then verify in eager PyTorch (`bench.providers.eager`). Of batch 128 it says what a
-step with everything on holds beside its inputs.
+Prints one line per case and writes ``processors.json`` into the machine's folder of results: medians of calls that
+alternate, so that a busy machine slows all of them alike, averaged over some random steps; with one thread, by that
+thread's own clock, which stands still while other programs have the processor. Log-probabilities are those that
+`token_logprobs` gives, with the five likeliest ids, for what the step emits. The steps are chosen so that as many draft
+tokens are accepted with the processors as without, so that both read as many rows. The peers write out float32 logits
+and change them in passes as wide as the vocabulary, by the formulae of vLLM (dense counts, a mask unpacked; also
+compiled by torch) and of transformers (a row at a time), and then verify in eager PyTorch (`bench.providers.eager`).
+For batch 128 it reports how much memory a step with everything on holds in addition to its inputs.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ CASES: dict[str, dict[str, Any]] = {
 }
 OURS, PEERS = ("without", "all on", "and log-probabilities"), ("vLLM", "compiled", "transformers")
 NUM_TOP = 5  # likeliest ids beside each emitted token
-LARGEST_BATCH = 128  # of the step whose memory is told
+LARGEST_BATCH = 128  # of the step whose memory is reported
 
 
 def as_transformers(request: Request, words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:
-    """A row at a time, by transformers' own processors; what it lacks (frequency and presence) by indexing."""
+    """A row at a time, by transformers' own processors; what they lack (frequency and presence) by indexing."""
     from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
     x = logits.float().clone()
@@ -69,7 +69,7 @@ def compiled() -> Callable[..., Tensor]:
 
 
 def measured(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each, one after the other in every round."""
+    """Median seconds of each call; in every round they run one after the other."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for _ in range(repeats + 1):
@@ -81,7 +81,7 @@ def measured(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, 
 
 
 def comparable_calls(case: Case, rng: torch.Generator) -> tuple[dict[str, Callable[[], Any]], int]:
-    """Calls of a random step of which the first two accept as many draft tokens, and how many."""
+    """Calls of a random step, the first two of which accept equally many draft tokens, and that number."""
     while True:
         calls = calls_of(case, inputs.chain(case, rng), Request.random(case, rng))
         without, processed = (int(calls[name]().num_accepted.sum()) for name in OURS[:2])
@@ -90,7 +90,7 @@ def comparable_calls(case: Case, rng: torch.Generator) -> tuple[dict[str, Callab
 
 
 def calls_of(case: Case, step: inputs.ChainInputs, request: Request) -> dict[str, Callable[[], Any]]:
-    """The step without processors and with all of them, and the peers'."""
+    """The step without processors and with all of them, and the peers' versions."""
     given = request.processors()
     words = given.token_bitmask
     assert words is not None
@@ -122,10 +122,10 @@ def calls_of(case: Case, step: inputs.ChainInputs, request: Request) -> dict[str
 
 
 def held(case: Case) -> dict[str, int | None]:
-    """The most that a step with all processors holds beside its inputs (`timing.peak_memory`)."""
+    """The most memory that a step with all processors holds in addition to its inputs (`timing.peak_memory`)."""
     rng = torch.Generator().manual_seed(0)
     call = calls_of(case, inputs.chain(case, rng), Request.random(case, rng))["all on"]
-    call()  # what threads keep for themselves
+    call()  # for what threads keep for themselves
     return timing.peak_memory(call)
 
 

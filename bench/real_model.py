@@ -1,4 +1,4 @@
-"""What the benchmarks on the real model begin with: their common options, and the model with its prompts."""
+"""What the benchmarks on the real model start with: their common options, and the model with its prompts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parser(
 
 
 def add_common(parse: argparse.ArgumentParser, rounds: int | None = None, threads: int | None = None) -> None:
-    """Add what commands have that take no prompts, too; ``--rounds`` where there is a number of them."""
+    """Add the options of commands without prompts, too; ``--rounds`` if a number of rounds is given."""
     if rounds is not None:
         parse.add_argument("--rounds", type=POSITIVE, default=rounds)
     parse.add_argument("--threads", type=THREADS, default=torch.get_num_threads() if threads is None else threads)
@@ -41,7 +41,7 @@ def add_common(parse: argparse.ArgumentParser, rounds: int | None = None, thread
 
 
 def run(name: str, arguments: argparse.Namespace, measure: Callable[[argparse.Namespace], None]) -> int:
-    """The exit status of `measure` with so many threads; what goes wrong is a sentence (`commands.ended`)."""
+    """The exit status of `measure` with so many threads; errors are reported as one sentence (`commands.ended`)."""
     torch.set_num_threads(arguments.threads)
     return ended(name, partial(measure, arguments))
 
@@ -54,14 +54,14 @@ def load(arguments: argparse.Namespace, last: int | None = None) -> tuple[Any, A
 
 
 class ReadOnce(LeanLlama):
-    """The loop of ``examples/own_loop.py``, which together with its copies reads a batch of prompts once: that is not
-    timed, but took most of a run.
+    """The loop of ``examples/own_loop.py`` which, together with its copies, reads a batch of prompts only once: reading
+    is not timed, but took most of a run.
 
     Parameters
     ----------
     model : LlamaForCausalLM
     most : int
-        Batches whose keys and values are kept, the last ones.
+        How many batches' keys and values are kept, the last ones.
     ids : ``[n]`` int64, optional
         As of `LeanLlama`.
     """
@@ -97,8 +97,8 @@ def drafters_of(
     names: Sequence[str], model: Any, tokenizer: Any, draft_model: Path | None,
     loop: Callable[..., LeanLlama] = LeanLlama,
 ) -> dict[str, sk.Drafter]:  # fmt: skip
-    """Drafters by their names: "model" with that of a folder in the `loop`; "lookup-16", lookup of up to 16 tokens; and
-    what `specdec_kernels.analysis.drafters.make` makes without one.
+    """Drafters by name: "model" with the model of a folder in the `loop`; "lookup-16", a lookup of up to 16 tokens; and
+    those that `specdec_kernels.analysis.drafters.make` makes without a model.
     """
     made: dict[str, sk.Drafter] = {}
     for name in names:
@@ -112,6 +112,6 @@ def drafters_of(
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a result file says of how it was made."""
+    """What a result file records about how it was made."""
     given = {k: v.name if isinstance(v, Path) else v for k, v in vars(arguments).items() if k != "output"}
     return given | {"model": assets.MODEL_NAME, "weights": "packed"}

@@ -1,4 +1,4 @@
-"""What is measured: one entry an op, with its cases, its inputs and the bytes that its rule has to read."""
+"""What is measured: one entry per op, with its cases, its inputs and the bytes that its rule has to read."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ VERIFY_CASES: Mapping[str, Mapping[str, Any]] = {
     "Opt": {"target_law": sk.laws.Opt(0.3)},
     "TokenV3": {"target_law": sk.laws.TokenV3(0.3)},
 }
+MATCH: Mapping[str, Any] = {"one_hot": True, "acceptance": "match"}
 
 TREE_CASES: Mapping[str, Mapping[str, Any]] = {
     "T=1": {"acceptance": "recursive"},
@@ -48,11 +49,11 @@ class Entry:
     make : callable
         ``(case, generator)`` to one input set.
     bytes_read : callable
-        ``(case, inputs, output)`` to the bytes that the op has to read (rows, seeds, lists of ids), or of a cache to
+        ``(case, inputs, output)`` to the bytes that the op has to read (rows, seeds, lists of ids) or, for a cache,
         move; for a verify op the target's rows up to the first rejection. Defined alike for all providers: useful
         bytes, not bytes that a peer reads twice.
     least_read : float
-        The share of the logits that a call surely reads: a walk that stops early leaves about half of a chain.
+        The share of the logits that a call certainly reads: a walk that stops early reads about half of a chain.
     """
 
     cases: Callable[[Sequence[int], Sequence[int]], list[Case]]
@@ -72,11 +73,12 @@ def _verify_chain(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
     hot = [replace(c, cache="hot") for c in main if c.batch == min(batches)]
     half = [replace(c, dtype=torch.bfloat16) for c in main if c.batch == max(batches)]
     probs = [Case("verify_chain", "probabilities", v, b, of_probs=True) for v in vocabs for b in batches]
-    return cases + hot + half + probs
+    matches = [Case("verify_chain", "match", v, b, **MATCH) for v in vocabs for b in batches]
+    return cases + hot + half + probs + matches
 
 
 def _verify_tree(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
-    """A tree's cases; `num_draft` is its nodes less the root."""
+    """A tree's cases; `num_draft` is its number of nodes without the root."""
     num_draft = sk.DraftTree.cartesian(inputs.TREE_WIDTHS).num_nodes - 1
     cases = [replace(c, num_draft=num_draft) for c in _grid("verify_tree", TREE_CASES, vocabs, batches)]
     return [replace(c, acceptance="recursive") if c.name == OVERHEAD else c for c in cases]
@@ -102,7 +104,7 @@ def _uncut_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]
 
 
 def _seed_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]:
-    """Nothing V-wide: only the batch counts."""
+    """Nothing is as wide as the vocabulary: only the batch size counts."""
 
     def cases(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
         return [Case(op, OVERHEAD if b == 1 else "T=1", 64, b, cache="hot") for b in sorted({1, *batches, 256})]
@@ -111,7 +113,7 @@ def _seed_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]
 
 
 def _count_cases(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
-    """Long lists of ids from the whole vocabulary, which is no size of its own."""
+    """Long lists of ids from the whole vocabulary, whose size does not matter here."""
     op = "count_tokens_"
     overhead = Case(op, OVERHEAD, 64, 1, cache="hot")
     return [overhead, *(Case(op, "T=1", max(vocabs), b, cache="hot") for b in batches)]
@@ -124,7 +126,7 @@ def _cache_cases(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
 
 
 def _target_bytes(case: Case, step: Any, output: Any) -> int:
-    """Rows 0 … num_accepted of each sequence, of a tree those on the accepted path; the block rule looks beyond the
+    """Rows 0 … num_accepted of each sequence; for a tree those on the accepted path. The block rule looks beyond the
     token where it stops.
     """
     accepted = output[1]
@@ -140,7 +142,7 @@ def _row_bytes(case: Case, rows: Any, output: Any) -> int:
 
 
 def _shard_bytes(case: Case, shard: Any, output: Any) -> int:
-    """The shard's part of both rows, for the masses; the tile where the draw ends is read again."""
+    """The shard's part of both rows, for the masses; the tile in which the draw ends is read again."""
     return int(shard.logits.nbytes + shard.draft_logits.nbytes)
 
 
@@ -153,12 +155,12 @@ def _seed_bytes(case: Case, step: Any, output: Any) -> int:
 
 
 def _listed_bytes(case: Case, step: Any, output: Any) -> int:
-    """The ids of the lists, which are looked through."""
+    """The ids of the lists, which are searched."""
     return int(step.token_counts.ids.nbytes)
 
 
 def _moved_bytes(case: Case, step: Any, output: Any) -> int:
-    """Rows that move, of all layers; each counts once, though it is read and written."""
+    """Rows that move, in all layers; each counts once, though it is read and written."""
     places = torch.arange(1, case.num_draft + 1, device=step.accepted_nodes.device)
     moving = int((step.accepted_nodes != places).sum())
     return moving * sum(t[0, :, 0].nbytes for layer in step.cache for t in layer)

@@ -1,16 +1,16 @@
-"""``python -m bench.replay``: "auto" on many answers of the real model, replayed by what steps cost.
+"""``python -m bench.replay``: "auto" on many answers of the real model, replayed from the costs of steps.
 
-`bench.answers` says what each draft comes to, so a schedule can be run without the model if it is told what a step
-takes: a plain one 1, and one with drafts what `specdec_kernels.analysis.measured.measure_costs` finds first, or an
-earlier replay found, or ``--costs`` says, with noise. (A draft model has to be fed what plain steps wrote before it
-drafts again: as if that took a draft token's time, where costs are measured.)
-For each batch size some batches of answers are drawn, and the whole time by fixed numbers of draft tokens, and by
-"auto", is compared with plain decoding's. What else "auto" takes on the host is not part of it: `bench.end_to_end`
-measures that, on the few batches that there is time for.
+`bench.answers` says how many tokens of each draft would be accepted, so that a schedule can be run without the model if
+it is told what a step costs: 1 for a plain step, and for one with drafts what
+`specdec_kernels.analysis.measured.measure_costs` finds first, or an earlier replay found, or ``--costs`` says, with
+noise. (Before a draft model drafts again it must be fed what plain steps wrote; if costs are measured, that counts as
+the time of one draft token.) For each batch size some batches of answers are drawn, and the whole time with fixed
+numbers of draft tokens, and with "auto", is compared with plain decoding's. The other work of "auto" on the host is not
+included: `bench.end_to_end` measures that, on the few batches that there is time for.
 
-Of a drafter that foresees it also says how often it was right by how much of the text it found again: what `MatchYield`
-first assumes lies below what ``--drafter lookup-16`` gives and, where nothing was found, ``--drafter ngram-lm``. Writes
-``replay.json`` into the machine's results folder.
+For a drafter that foresees, it also reports how often it was right, by how much of the text it found again: what
+`MatchYield` assumes at first is below what ``--drafter lookup-16`` gives and, if nothing was found, ``--drafter
+ngram-lm``. Writes ``replay.json`` into the machine's results folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Costs = dict[int, tuple[NDArray[np.float64], float]]
 """In plain steps, by batch size: of steps with `AUTO_DRAFT_LENGTHS`, drafting and verifying, and of catching up."""
 
 NOISE = 0.05  # of a step's time, as a standard deviation of its logarithm
-CALLS = 10  # in a row, before costs are found anew: much of what becomes of them hangs on those
+CALLS = 10  # in a row, before costs are measured anew: the calls' results depend heavily on those
 
 
 def replayed(
@@ -54,9 +54,9 @@ def replayed(
     new_tokens: int,
     catch_up: float = 0.0,
 ) -> float:
-    """What the answers take together, in plain steps; as far as decoding knows each may have so many tokens.
+    """The time of all answers together, in plain steps; as far as decoding knows, each may get so many tokens.
 
-    `catch_up` is what the first draft after plain steps takes more.
+    `catch_up` is the additional time of the first draft after plain steps.
     """
     left = np.array([len(answer.right) for answer in answers])
     room = np.full(len(answers), new_tokens)
@@ -76,7 +76,7 @@ def replayed(
         drafted = np.minimum(limits, schedule.next())
         width = schedule.round_up(int(drafted.max()))
         accepted = np.minimum(right, drafted)
-        emitted = np.minimum(accepted + 1, left)  # an answer's end has no token after it
+        emitted = np.minimum(accepted + 1, left)  # there is no token after an answer's end
         taken = costs[AUTO_DRAFT_LENGTHS.index(width)] + (catch_up if behind and width else 0)
         seconds = float(taken * np.exp(NOISE * random.standard_normal()))
         behind = width == 0
@@ -96,7 +96,7 @@ def compared(
     catch_up: float = 0.0,
     seed: Sequence[int] = (0,),
 ) -> list[dict[str, Any]]:
-    """One row for each number of draft tokens, and for "auto", whose batches follow each other as calls do."""
+    """One row for each number of draft tokens, and for "auto", whose batches follow one another as calls do."""
     random = np.random.default_rng(seed)
     chosen = [random.permutation(len(answers))[:batch] for _ in range(batches)]
     times: dict[int | str, list[float]] = {way: [] for way in (*AUTO_DRAFT_LENGTHS, "auto")}
@@ -121,7 +121,7 @@ def compared(
 
 
 def by_match(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """How often the first token of a draft was right, and one that follows right ones, by tokens found again."""
+    """How often a draft's first token was right, and one after right ones, by the number of tokens found again."""
     drafted, right = (np.concatenate([getattr(answer, of) for answer in answers]) for of in ("drafted", "right"))
     matched = np.concatenate([answer.matched for answer in answers if answer.matched is not None])
     came = np.concatenate([np.arange(len(answer.right), 0, -1) for answer in answers])
@@ -233,7 +233,7 @@ def _replayed(arguments: argparse.Namespace) -> None:
 
 
 def line(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows of a set, temperature and batch size for people."""
+    """The rows of one set, temperature and batch size as lines to read."""
     of = rows[0]
     each = "  ".join(f"K={row['num_speculative_tokens']} {row['ratio']:.2f}" for row in rows[1:])
     what = f"{of['prompts']:10} T={of['temperature']:g} batch {of['batch']}"

@@ -1,4 +1,4 @@
-"""Tables of results, and what of the targets they reach."""
+"""Tables of results, and which of the targets they reach."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Row = dict[str, Any]
 
 RATIO_TARGETS = {"T=1": 8.0, "truncated": 50.0, "greedy": 8.0}  # times the best peer, cold, float32
 RATE_TARGET = 9.0  # 1e9 bytes of target logits a second
-SHARE_TARGETS = {1: 0.4, 8: 0.6}  # of memory's bandwidth, as torch.sum reads in the same run, by batch
-RATE_TARGETS = {("truncated", 128256): 13.0}  # where another rate is asked for
-OVERHEAD_TARGET = 12.0  # microseconds a call
+SHARE_TARGETS = {1: 0.4, 8: 0.6}  # of memory's bandwidth, as torch.sum reads in the same run, by batch size
+RATE_TARGETS = {("truncated", 128256): 13.0}  # exceptions to that rate
+OVERHEAD_TARGET = 12.0  # microseconds per call
 VARIANTS = ("eager, top-p in top-k", "eager, kept draft_probs")
 """Providers that are told beside the peers and are none: special cases, or handed more."""
 
@@ -39,7 +39,7 @@ def best_peer(rows: Sequence[Row]) -> Row | None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """One case: a line a provider."""
+    """One case: one line per provider."""
     own = subject(rows)
     head = rows[0]["id"]
     if own is not None and own.get("tokens_per_step") is not None:
@@ -60,7 +60,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def targets(op: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What the rows say about each target that they touch; where "reached" is None, stated for information."""
+    """What the rows say about each target that they concern; if "reached" is None, stated for information."""
     found = []
     for group in cases(rows):
         own = subject(group)
@@ -77,17 +77,17 @@ def targets(op: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def judged(op: str, own: Row) -> bool:
-    """Whether goals of speed are stated for a case."""
+    """Whether speed goals are stated for a case."""
     return op == "verify_chain" and own["cache"] == "cold" and own["dtype"] == "float32"
 
 
 def ratio_goal(op: str, own: Row) -> float | None:
-    """How many times as long as this package the best peer is to take, where a goal is stated."""
+    """How many times this package's time the best peer should take, if a goal is stated."""
     return RATIO_TARGETS.get(own["case"]) if judged(op, own) else None
 
 
 def variants(where: str, own: Row, group: Sequence[Row]) -> list[dict[str, Any]]:
-    """What the `VARIANTS` among the rows of a case take, stated for information."""
+    """The times of the `VARIANTS` among the rows of a case, stated for information."""
     by_name = {row["provider"]: row for row in group}
     return [
         note(f"{where}: {own['provider']} × {name}", by_name[name]["median_us"] / own["median_us"])
@@ -120,7 +120,7 @@ def _speed(own: Row, group: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _memory(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Torch's allocations must not grow with V, and unseen ones must stay under one row of logits."""
+    """Torch's allocations must not grow with V, and allocations unseen by torch must stay below one row of logits."""
     subjects = [row for row in map(subject, cases(rows)) if row is not None]
     own = [row for row in subjects if row["case"] != "overhead" and row["dtype"] == "float32"]
     if not own:
@@ -148,12 +148,12 @@ def targets_table(found: Sequence[dict[str, Any]]) -> str:
 
 
 def at_least(what: str, target: float, measured: float) -> dict[str, Any]:
-    """A target reached by what is not smaller."""
+    """A target that is reached by a value no smaller."""
     return {"what": what, "sign": ">=", "target": target, "measured": measured, "reached": measured >= target}
 
 
 def at_most(what: str, target: float, measured: float) -> dict[str, Any]:
-    """A target reached by what is not larger."""
+    """A target that is reached by a value no larger."""
     return {"what": what, "sign": "<=", "target": target, "measured": measured, "reached": measured <= target}
 
 

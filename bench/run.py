@@ -28,7 +28,7 @@ PUBLISHED = machine.RESULTS / machine.label()
 
 
 def build(case: Case, names: Sequence[str]) -> dict[str, Call]:
-    """The calls of the providers that are here and offer this case."""
+    """The calls of the providers that are present and offer this case."""
     calls = {}
     for name in names:
         builder = PROVIDERS[name].builders.get(case.op)
@@ -39,7 +39,7 @@ def build(case: Case, names: Sequence[str]) -> dict[str, Call]:
 
 
 def input_sets(case: Case) -> list[Any]:
-    """As many input sets as keep the caches cold."""
+    """As many input sets as it takes to keep the caches cold."""
     generator = torch.Generator().manual_seed(0)
     make = REGISTRY[case.op].make
     first = make(case, generator)
@@ -50,8 +50,8 @@ def input_sets(case: Case) -> list[Any]:
 
 
 def memory(case: Case, name: str, call: Call, one: Any) -> dict[str, int | None]:
-    """Extra memory of `call`. Whatever a provider sets up once happens before, on a tiny case, so that
-    scratch space kept between calls of this size is seen; what is compiled for its shapes is warmed up on them."""
+    """Extra memory of `call`. Whatever a provider sets up once is done before, on a tiny case, so that scratch space
+    kept between calls of this size is seen; what is compiled for its shapes is warmed up on these."""
     if name == "compile":
         call(one)
     else:
@@ -63,7 +63,7 @@ def memory(case: Case, name: str, call: Call, one: Any) -> dict[str, int | None]
 
 
 def measure(case: Case, names: Sequence[str], repeats: int, seconds_each: float) -> list[dict[str, Any]]:
-    """One row of results a provider. Memory's bandwidth is taken before and after, as other programs may use it too."""
+    """One row of results per provider. Memory's bandwidth is taken before and after, as others may use it too."""
     entry = REGISTRY[case.op]
     calls = build(case, names)
     sets = input_sets(case)
@@ -91,8 +91,8 @@ def measure(case: Case, names: Sequence[str], repeats: int, seconds_each: float)
 
 
 def tokens_per_step(case: Case, call: Call, sets: Sequence[Any]) -> float:
-    """Mean tokens emitted a sequence and step: what the acceptance of the inputs really comes to."""
-    rounds = max(1, 200 // (case.batch * len(sets)))  # with other uniforms each
+    """Mean tokens emitted per sequence and step: what the inputs' acceptance really amounts to."""
+    rounds = max(1, 200 // (case.batch * len(sets)))  # each with other uniforms
     return 1 + statistics.fmean(call(step)[1].float().mean().item() for _ in range(rounds) for step in sets)
 
 
@@ -127,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def why_not(folder: Path, wanted: Mapping[str, Sequence[Case]], options: argparse.Namespace) -> str | None:
-    """Why nothing is saved there, if so: known before minutes of measuring."""
+    """Why nothing could be saved there, if so: known before minutes of measuring."""
     if folder.suffix == ".json" or (folder.exists() and not folder.is_dir()):
         return f"--save must be given a folder, got {folder}"
     if folder.resolve() != PUBLISHED.resolve():
@@ -141,7 +141,7 @@ def why_not(folder: Path, wanted: Mapping[str, Sequence[Case]], options: argpars
         if not cases or not path.exists():
             continue
         here = {name for name in options.providers if PROVIDERS[name].why_missing(op, "cpu") is None}
-        measured = None if all_cases else {str(case) for case in cases}  # what is no case any more is no loss
+        measured = None if all_cases else {str(case) for case in cases}  # a case that no longer exists is no loss
         rows = json.loads(path.read_text())["rows"]
         lost = [r for r in rows if r["provider"] not in here or (measured is not None and r["id"] not in measured)]
         if lost:

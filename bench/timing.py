@@ -1,4 +1,4 @@
-"""Interleaved timing, and the memory that a call takes beside its inputs."""
+"""Interleaved timing, and the memory that a call takes in addition to its inputs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import torch
 
 Call = Callable[[Any], Any]
 
-SHORTEST_TIMING = 200e-6  # seconds: shorter calls are timed several together
+SHORTEST_TIMING = 200e-6  # seconds: several shorter calls are timed together
 LEAST_REPEATS = 5
 
 
 class Samples:
-    """The timings of one provider: seconds a call, and bytes that the rule had to read a call."""
+    """The timings of one provider: seconds per call, and bytes that the rule had to read per call."""
 
     def __init__(self, call: Call, number: int, repeats: int, first_set: int) -> None:
         self.call, self.number, self.repeats, self.cursor = call, number, repeats, first_set
@@ -60,8 +60,8 @@ def interleave(
 ) -> dict[str, Samples]:
     """Time every call in turn, in an order shuffled each round, so that a busy moment of the machine hits all alike.
 
-    Cold: each timing takes the next input sets, and providers begin at sets far from each other's. Hot: the provider
-    itself runs on the set, untimed, just before. A slow provider takes part in fewer rounds, spread evenly: as many
+    Cold: each timing takes the next input sets, and providers begin at sets far from one another. Hot: the same
+    provider runs on the set, untimed, just before. A slow provider takes part in fewer rounds, spread evenly: as many
     as fit in `seconds_each`, at least `LEAST_REPEATS`.
     """
     samples = {}
@@ -104,11 +104,10 @@ def _time(sample: Samples, sets: Sequence[Any], bytes_of: Callable[[Any, Any], i
 
 
 def peak_memory(call: Callable[[], Any]) -> dict[str, int | None]:
-    """The most memory that one call held beside its inputs, outputs included.
+    """The most memory that one call held in addition to its inputs, outputs included.
 
-    ``torch_peak_bytes`` counts torch's CPU allocator exactly. ``rss_peak_bytes`` is the growth of the resident
-    peak, which also sees allocations that torch does not know of, to about 256 KiB; None where the
-    system does not offer it.
+    ``torch_peak_bytes`` counts torch's CPU allocator exactly. ``rss_peak_bytes`` is the growth of the resident peak,
+    which includes allocations that torch does not know of, to about 256 KiB; None if the system does not offer it.
     """
     return {"torch_peak_bytes": _torch_peak(call), "rss_peak_bytes": _rss_peak(call)}
 
@@ -140,8 +139,8 @@ def quiet() -> Iterator[None]:
 
 def _rss_peak(call: Callable[[], Any]) -> int | None:
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # pages that earlier calls left behind would hide what this one takes
-        Path("/proc/self/clear_refs").write_text("5")  # sets the peak back to the present size
+        ctypes.CDLL(None).malloc_trim(0)  # pages left behind by earlier calls would hide what this one takes
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present size
         before = resident_peak()
         call()
         return max(0, resident_peak() - before)
@@ -150,8 +149,8 @@ def _rss_peak(call: Callable[[], Any]) -> int | None:
 
 
 def resident_peak() -> int:
-    """The most memory that this process has held, in bytes. Not getrusage's: there a program that another one starts
-    begins with the other's peak.
+    """The most memory that this process has held, in bytes. Not getrusage's figure: there a program started by another
+    one begins with the other's peak.
     """
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM"):

@@ -1,4 +1,4 @@
-"""Calls of `generate` that take their steps in turn, so that a machine that slows down slows all of them alike."""
+"""Calls of `generate` that take their steps in turn, so that a slowdown of the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specdec_kernels import GenerationOutput
 
 @dataclass(frozen=True)
 class Timed:
-    """What a call gave, and the seconds that its decoding took."""
+    """The output of a call, and the seconds that its decoding took."""
 
     output: GenerationOutput
     seconds: float
@@ -29,7 +29,7 @@ Call = Callable[..., GenerationOutput]
 
 
 def one_by_one(calls: Sequence[Call]) -> list[Timed]:
-    """Each after the other."""
+    """One call after the other."""
     outputs = [call(streamer=None) for call in calls]
     return [Timed(output, output.stats.seconds_decode) for output in outputs]
 
@@ -37,14 +37,14 @@ def one_by_one(calls: Sequence[Call]) -> list[Timed]:
 class InTurns(AbstractContextManager["InTurns"]):
     """The same calls side by side: each in a thread of its own, but never two at once.
 
-    After each step the one with the fewest tokens goes on, so that they go through the text together. What one waits
-    for the others is not counted. They must not share a drafter or a `Runner`. One that fails stops no other; its
-    error is raised when all are over.
+    After each step the call with the fewest tokens goes on, so that they go through the text together. Time spent
+    waiting for the others is not counted. Calls must not share a drafter or a `Runner`. One that fails stops no other;
+    its error is raised when all are over.
 
     Parameters
     ----------
     most : int
-        Calls, at most: each must have a thread, or the turn would go to one that waits for it.
+        The most calls: each must have a thread, or the turn would go to one that is still waiting for a thread.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,10 +1,10 @@
-"""``python -m bench.typical``: what Medusa's typical acceptance accepts, and what it emits, over its threshold ε.
+"""``python -m bench.typical``: what Medusa's typical acceptance accepts and emits, by its threshold ε.
 
-SmolLM2-135M-Instruct with the shipped heads and their calibrated tree of 16 nodes, δ = √ε as the defaults have it. For
-each prompt set and temperature, on average over the prompts and with standard errors: tokens a step, and the
-log-probability of an emitted token under the target at temperature 1, in nats. Lossless decoding with the same tree,
-and plain decoding, stand beside it (ε is null). What lies above their log-probability is likelier text than the
-target's distribution gives: less varied, not better. Nothing here is a time, so that a busy machine does not matter.
+SmolLM2-135M-Instruct with the shipped heads and their calibrated tree of 16 nodes, δ = √ε as in the defaults. For each
+prompt set and temperature, averaged over the prompts and with standard errors: tokens a step, and the log-probability
+of an emitted token under the target at temperature 1, in nats. Lossless decoding with the same tree, and plain
+decoding, are listed beside it (with ε null). A log-probability above theirs means likelier text than the target's
+distribution gives: less varied, not better. Nothing here is a time, so a busy machine does not matter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def ways(drafter: sk.Drafter) -> list[tuple[str, float | None, dict[str, Any]]]:
 
 
 def measure(model: Any, batches: Sequence[Any], drafter: sk.Drafter, advance: Any, **how: Any) -> list[dict[str, Any]]:
-    """One row for each way; `how` are arguments of `generate` that all have. Each batch is one prompt."""
+    """One row for each way; `how` holds arguments of `generate` that all share. Each batch is one prompt."""
     rows = []
     for name, epsilon, way in ways(drafter):
         lengths, nats = [], []
@@ -59,7 +59,7 @@ def measure(model: Any, batches: Sequence[Any], drafter: sk.Drafter, advance: An
 
 
 def mean(name: str, values: Sequence[float]) -> dict[str, float]:
-    """The mean of one value a prompt, and its standard error."""
+    """The mean of one value per prompt, and its standard error."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return {name: statistics.fmean(values), f"{name}_error": error}
 

@@ -1,10 +1,11 @@
-"""vLLM with and without the plug-in, in one run: tokens a second, and what a step spends in the sampler.
+"""vLLM with and without the plug-in, in one run: tokens a second, and the time of a step spent in the sampler.
 
-``make bench-vllm``. Four engines, one after the other, each in a process of its own: without speculation, with n-gram
-drafts as vLLM is, the same with `expand_batch_to_tokens` mended (vLLM 0.32 leaves its result unwritten on a CPU), and
-with the plug-in. The sampler's time is the median over the steps; tokens a second count the whole engine, on the same
-prompts, the median of the rounds. Both are measured by the clock and, for machines that do other things beside, in CPU
-seconds of all threads, of which the ratios are made. A case in which an engine fails says how.
+``make bench-vllm``. Four engines run one after the other, each in a process of its own: without speculation, with
+n-gram drafts in vLLM as it is, the same with `expand_batch_to_tokens` mended (vLLM 0.32 leaves its result unwritten on
+a CPU), and with the plug-in. The sampler's time is the median over the steps; tokens a second are those of the whole
+engine, on the same prompts, the median of the rounds. Both are measured by the clock and, as machines may be doing
+other work, in CPU seconds of all threads; the ratios are made from the latter. A case in which an engine fails says
+how.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def now() -> np.ndarray:
 
 
 def time_samplers(seconds: list[np.ndarray]) -> None:
-    """Append what each step spends in vLLM's samplers, as `now` counts: in the outermost of their calls."""
+    """Append the time that each step spends in vLLM's samplers, as `now` counts, in the outermost of their calls."""
     from vllm.v1.sample.rejection_sampler import RejectionSampler
     from vllm.v1.sample.sampler import Sampler
 
@@ -68,7 +69,7 @@ def time_samplers(seconds: list[np.ndarray]) -> None:
 
 
 def measure(engine: str, batches: Sequence[int], tokens: int, rounds: int) -> list[Row]:
-    """In this process: a row a case and batch size."""
+    """In this process: one row per case and batch size."""
     from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
 
@@ -103,7 +104,7 @@ def measure(engine: str, batches: Sequence[int], tokens: int, rounds: int) -> li
                     asked = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=index, **params)
                     out = llm.generate(given, asked, use_tqdm=False)
                     rates.append(sum(len(request.outputs[0].token_ids) for request in out) / (now() - began))
-            except Exception as error:  # whatever kernels and engine raise: it is what is reported
+            except Exception as error:  # whatever kernels and engine raise is what gets reported
                 row["failed"] = f"{type(error).__name__}: {error}"[:200]
                 return rows
             row["tokens_per_s"], row["tokens_per_cpu_s"] = np.median(rates[1:], 0).tolist()
@@ -113,7 +114,7 @@ def measure(engine: str, batches: Sequence[int], tokens: int, rounds: int) -> li
 
 
 def add_ratios(rows: Sequence[Row]) -> None:
-    """Each engine's CPU time in the sampler over the plug-in's, and the plug-in's tokens a CPU second over its."""
+    """CPU time in the sampler over the plug-in's, and the plug-in's tokens per CPU second over the engine's."""
     ours = {(row["case"], row["batch"]): row for row in rows if row["engine"] == "plug-in"}
     for row in rows:
         best = ours.get((row["case"], row["batch"]), {})
@@ -141,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-new-tokens", type=POSITIVE, default=48, help="tokens of each answer (default 48)")
     parser.add_argument("--rounds", type=POSITIVE, default=3)
     parser.add_argument("--save", action="store_true", help="write bench/results/<machine>/vllm_engine.json")
-    parser.add_argument("--measure", metavar="FILE", help=argparse.SUPPRESS)  # what each engine's process is given
+    parser.add_argument("--measure", metavar="FILE", help=argparse.SUPPRESS)  # for each engine's own process
     arguments = parser.parse_args(argv)
     if arguments.measure:
         measured = measure(arguments.engines[0], arguments.batch, arguments.max_new_tokens, arguments.rounds)
@@ -160,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 str(arguments.rounds),
             ]
             done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True)
-            if done.returncode:  # before its first case, as where it does not start
+            if done.returncode:  # before its first case, for example if it does not start
                 print(f"{engine}: {done.stderr[-2000:]}", file=sys.stderr)
                 said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
                 failed: Row = {"engine": engine, "failed": said[-1][:200]}

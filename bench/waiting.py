@@ -1,7 +1,7 @@
-"""How torch's threads wait, for programs that time a model on the CPU: they import this first, before torch loads.
+"""How torch's threads wait. Programs that time a model on the CPU import this first, before torch loads.
 
-Threads that sleep at once have to be woken 121 times a step, and ones that spin for long while they wait for each other
-collapse when another process runs.
+Threads that go to sleep at once must be woken 121 times a step, and threads that spin long while waiting for one
+another collapse when another process runs.
 """
 
 import os

@@ -19,8 +19,8 @@
 
 #include "common/params.h"
 
-// Throws what torch raises as a RuntimeError, its message put together from text and numbers. Without a stream: where a
-// process holds a second C++ library, as some builds of torch bring one, a number put into a stream has been seen to crash.
+// Throws what torch raises as a RuntimeError, with a message made of text and numbers. Without a stream: if a process
+// has a second C++ library, which some builds of torch bring, putting a number into a stream has been seen to crash.
 #define SPECDEC_CHECK(condition, ...)   \
   do {                                  \
     if (!(condition)) [[unlikely]]      \
@@ -45,7 +45,7 @@ template <class... Parts>
 
 using torch::headeronly::ScalarType;
 using Numbers = std::vector<double>;
-// In the place of these tensors stands, where an op is called past the dispatcher, bind_direct.h's TensorView.
+// If an op is called past the dispatcher, bind_direct.h's TensorView takes the place of these tensors.
 using StableTensor = torch::stable::Tensor;
 template <class Tensor>
 using PerSequenceOf = std::optional<std::vector<std::optional<Tensor>>>;
@@ -181,7 +181,7 @@ DType dtype_of(const Tensor& x) {
 
 inline StableTensor contiguous_copy(const StableTensor& x) { return torch::stable::contiguous(x); }
 
-// Where the elements start. Throws where the tensor's memory was given back, or a dtype's elements cannot lie there.
+// Where the elements start. Throws if the tensor's memory was given back, or is not aligned to the dtype's elements.
 template <class Tensor>
 const void* elements_of(const Tensor& x) {
   const void* data = x.const_data_ptr();
@@ -190,8 +190,8 @@ const void* elements_of(const Tensor& x) {
   return data;
 }
 
-// From the tensors that an op was given to what kernels take, with the checks that memory safety needs: validation, with
-// better words, is in specdec_kernels/ops. Keeps a contiguous copy alive of what was not contiguous: those are all small.
+// From an op's tensors to what kernels take, with the checks that memory safety needs: validation, with better
+// messages, is in specdec_kernels/ops. Keeps contiguous copies of non-contiguous tensors alive; these are all small.
 template <class Device, class Tensor>
 class Given {
  public:
@@ -212,7 +212,7 @@ class Given {
     return x ? flat<T>(*x, count, what) : nullptr;
   }
 
-  // The same, to be written: a copy is refused, as it would receive the result.
+  // The same, to be written to: a copy is refused, as it would receive the result.
   template <class T>
   T* written(const Tensor& x, int64_t count, const char* what) {
     SPECDEC_CHECK(x.is_contiguous(), "specdec: ", what, " must be contiguous");
@@ -249,9 +249,9 @@ class Given {
     return {elements_of(x), dtype_of(x), int32_t(vocab), dim == 3 ? x.stride(0) : 0, x.stride(dim - 2)};
   }
 
-  // The same, to be written: in a place for each element.
+  // The same, to be written to: each element must have a place of its own.
   Rows written_rows(const Tensor& x) const {
-    x.mutable_data_ptr();  // memory that is shared until it is written moves
+    x.mutable_data_ptr();  // moves memory that is shared until it is written
     const Rows rows = this->rows(x);
     using Dim = std::pair<int64_t, int64_t>;  // stride and size, of the dimensions around a row
     const int64_t dim = x.dim();
@@ -338,7 +338,7 @@ class Given {
   std::vector<StableTensor> copies_;
 };
 
-// Sampling parameters of so many sets, or none, have tensors.
+// Checks that this many sets of sampling parameters have their tensors, or that there are none.
 template <class PerSequence>
 void check_per_sequence(const PerSequence& tensors, size_t sets) {
   SPECDEC_CHECK(!tensors || tensors->size() == sets * kNumPerSequence, "specdec: per_sequence must hold ",

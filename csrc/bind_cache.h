@@ -107,7 +107,7 @@ struct CacheTensor {
   }
 };
 
-// Gives `args` the planes of the tensors, with as many to a call of `run` as fit.
+// Gives `args` the planes of the tensors, as many to a call of `run` as fit.
 template <class Run>
 void run_on_planes(const std::vector<CacheTensor>& tensors, GatherKVArgs& args, Run run) {
   int num_shapes = 0;
@@ -115,7 +115,7 @@ void run_on_planes(const std::vector<CacheTensor>& tensors, GatherKVArgs& args, 
     run(args);
     args.num_planes = num_shapes = 0;
   };
-  std::vector<CacheShape> shapes;  // all before anything is moved: one may be refused
+  std::vector<CacheShape> shapes;  // all of them before anything is moved, as one may be refused
   shapes.reserve(tensors.size());
   for (const CacheTensor& tensor : tensors) shapes.push_back(tensor.planes() ? tensor.shape() : CacheShape{});
   for (size_t t = 0; t < tensors.size(); ++t) {

@@ -14,7 +14,7 @@ namespace specdec::cpu {
 int num_threads() { return int(torch::stable::get_num_threads()); }
 
 void parallel_for(int64_t n, const std::function<void(int64_t, int64_t)>& f) {
-  // An exception that torch's function lets through has lost what it said.
+  // An exception that passes through torch's function loses its message.
   std::exception_ptr error;
   std::mutex writes;
   torch::stable::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
@@ -35,7 +35,7 @@ struct Device : OpKernels {
   Device(const char*, const Tensor&) {}
   static int32_t type() { return aoti_torch_device_type_cpu(); }
   static int32_t index() { return 0; }
-  // The dispatcher looks at no tensor in an optional list of optional ones.
+  // The dispatcher does not look at the tensors in an optional list of optional ones.
   template <class Tensor>
   static void check(const Tensor& x) {
     SPECDEC_CHECK(!x.is_cuda(), "specdec: all tensors must be on the CPU");

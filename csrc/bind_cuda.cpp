@@ -8,7 +8,7 @@
 #include "bind_ops.h"
 #include "cuda/ops.h"
 
-// Weak: the same library loads, without ever calling it, where torch was built without CUDA.
+// Weak, so that the same library also loads, without ever calling it, where torch was built without CUDA.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 
 namespace specdec::cuda {
@@ -19,7 +19,7 @@ class Device : public OpKernels {
   template <class Tensor>
   Device(const char* op, const Tensor& like) : op_(op), index_(like.get_device_index()) {
     SPECDEC_CHECK(like.is_cuda(), op_, ": the tensors must be on a CUDA device");
-    // A guard costs an allocation: only where the tensors are not on the current device.
+    // A guard costs an allocation, so only if the tensors are not on the current device.
     if (torch::stable::accelerator::getCurrentDeviceIndex() != index_) guard_.emplace(index_);
   }
 
@@ -44,8 +44,8 @@ class Device : public OpKernels {
   }
 
  private:
-  // Freed when the call returns, although the kernels may not even have begun: the allocator hands memory on in the order
-  // of the stream.
+  // Freed when the call returns, although the kernels may not even have begun: the allocator hands memory on in stream
+  // order.
   void* scratch(int64_t bytes) {
     const int64_t size = bytes, stride = 1;
     AtenTensorHandle handle = nullptr;

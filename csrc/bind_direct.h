@@ -1,4 +1,4 @@
-// The ops as csrc/direct_ops.h has them: the same functions that torch's dispatcher calls, given views of tensors.
+// The ops as csrc/direct_ops.h declares them: the same functions that torch's dispatcher calls, given views of tensors.
 #pragma once
 #include <cstdio>
 #include <cstring>
@@ -13,7 +13,7 @@
 
 namespace specdec::bind {
 
-// As much of a tensor as the bindings ask of one; `StableTensor` has the same members.
+// The part of a tensor that the bindings use; `StableTensor` has the same members.
 class TensorView {
  public:
   explicit TensorView(const DirectArgument& x) : x_(*static_cast<const DirectTensor*>(x.items)) {}
@@ -23,7 +23,7 @@ class TensorView {
   int64_t stride(int64_t i) const { return x_.strides[i]; }
   int64_t numel() const {
     for (int32_t i = 0; i < x_.dim; ++i)
-      if (x_.sizes[i] == 0) return 0;  // the product of the others may be no number
+      if (x_.sizes[i] == 0) return 0;  // the product of the others may overflow
     int64_t count = 1;
     for (int32_t i = 0; i < x_.dim; ++i) count *= x_.sizes[i];
     return count;
@@ -82,7 +82,7 @@ inline StableTensor contiguous_copy(const TensorView&) {
   throw std::invalid_argument("copies are made behind the dispatcher");
 }
 
-// How a parameter of an op is made of its argument; one of another kind has been refused.
+// How a parameter of an op is made from its argument; an argument of another kind has already been refused.
 template <class Parameter>
 struct Direct;
 

@@ -35,7 +35,7 @@ class Device : public OpKernels {
     void operator()(void* data) const { operator delete(data, kAlignment); }
   };
 
-  // Filled with NaN bits and indices far out of range: a kernel must not take it for zeros.
+  // Filled with bits that are NaN and, as indices, far out of range, so that no kernel takes it for zeros.
   void* scratch(int64_t bytes) {
     ++allocations;
     void* data = operator new(size_t(bytes), kAlignment);

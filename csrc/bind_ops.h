@@ -1,7 +1,7 @@
 // What the bindings of every device share: from the ops' arguments (bind_arguments.h) to the structs that kernels take.
-// Arguments are validated in specdec_kernels/ops, with better words than C++ has; here, what memory safety needs when the
-// dispatcher is called directly: every size, dtype and device that a kernel relies on. What only values can show, kernels
-// check themselves.
+// Arguments are validated in specdec_kernels/ops, with better messages. Here is only what memory safety needs if the
+// dispatcher is called directly: checks of every size, dtype and device that a kernel relies on. Kernels check
+// themselves whatever depends on values.
 //
 // A `Device` is made for each call and says where outputs go and how kernels run:
 //   Device(op, like)          for op `op`, on the device of tensor `like`
@@ -466,10 +466,10 @@ struct Ops {
   };
   struct RowCounts {
     int64_t target, draft, numbers;
-    int64_t of_request = -1;  // as many at least of each of the draft's requests, where rows are taken by an index
+    int64_t of_request = -1;  // at least this many for each of the draft's requests, if an index picks the rows
   };
 
-  // What every verify step gives, and the kernels' way to it.
+  // What every verify step returns; tells the kernels where to write it.
   struct Results {
     Output<int64_t> tokens;
     Output<int32_t> accepted, emitted, status;
@@ -531,7 +531,7 @@ struct Ops {
     args.draft_params = given.params(asked.draft_params, per_sequence, kNumPerSequence, args.batch);
   }
 
-  // As many rows as there must be, batched as the target's are; as wide as those, or with a map no wider.
+  // As many rows as required, in the target's batches; as wide as the target's rows, or with a map no wider.
   static Rows draft_rows(const Given& given, const MaybeTensor& x, const Tensor& target_logits, const RowCounts& count,
                          const VerifyArgs& args) {
     if (!x) return {};

@@ -10,7 +10,7 @@
 
 namespace specdec::bind {
 
-// What an output is handed back as: behind the dispatcher a tensor, past it (bind_direct.h) the handle alone.
+// How an output is returned: through the dispatcher as a tensor, past it (bind_direct.h) as the handle alone.
 template <class Tensor>
 struct MadeOf {
   using Type = StableTensor;
@@ -33,7 +33,7 @@ Made empty(int32_t device_type, int32_t device_index, std::initializer_list<int6
   return Made(handle);
 }
 
-// Set by a device before it runs a kernel, which may write to what it was given: who sees the call fail must not repeat it.
+// Set before a device runs a kernel, which may write to its inputs: whoever sees the call fail must not repeat it.
 inline thread_local bool kernel_has_begun = false;
 
 // An output on the call's device, and where its elements start.
@@ -47,7 +47,7 @@ struct Output {
         data(static_cast<T*>(tensor.mutable_data_ptr())) {}
 };
 
-// The leading sizes of rows [batch, n, vocab], or [batch, vocab] with one row a sequence; outputs are shaped alike.
+// The leading sizes of rows [batch, n, vocab], or [batch, vocab] with one row per sequence; outputs have the same.
 struct Leading {
   int64_t batch, n;
   bool flat;

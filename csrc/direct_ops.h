@@ -1,5 +1,5 @@
-// The way to an op past torch's dispatcher, which costs more than a small op does: what a library of kernels exports and the
-// Python module (csrc/host/direct.cpp) calls. Both are built from this file; neither knows more of the other.
+// Calls an op past torch's dispatcher, which costs more than a small op does: a library of kernels exports this, and
+// the Python module (csrc/host/direct.cpp) calls it. Both are built from this file and share nothing else.
 #pragma once
 #include <cstdint>
 
@@ -25,17 +25,17 @@ struct DirectArgument {
       nullptr;  // a DirectTensor, or a list's doubles, int64_t or arguments (of which each is kTensor or kNone)
 };
 
-// How a call ended: with results; with nothing done, as only the dispatcher can say what is wrong or missing; or with a kernel
-// that had begun, and may have written: it must not run again.
+// How a call ended: with results; with nothing done, as only the dispatcher can tell what is wrong or missing; or with
+// a failed kernel, which had begun and may have written, so that it must not run again.
 enum class DirectEnd : int32_t { kDone, kRefused, kFailed };
 
-// What a kernel that failed says of it.
+// The error message of a kernel that failed.
 using DirectWords = char[512];
 
 struct DirectOp {
   int32_t num_arguments, num_results;
   const DirectArgument::Kind* kinds;  // of the arguments; one that is missing is kNone
-  // Done, it gives owned AtenTensorHandles, null for what was not asked for; failed, words.
+  // If done, results are owned AtenTensorHandles, null for what was not asked for; if failed, there are words.
   DirectEnd (*run)(const DirectArgument* arguments, void** results, DirectWords& words) noexcept;
 };
 
@@ -43,7 +43,7 @@ struct DirectOp {
 
 // Exported by each library; null: it has no such op.
 extern "C" __attribute__((visibility("default"))) const specdec::DirectOp* specdec_direct_op(const char* name);
-// What setup.py read of the sources that specdec_kernels/backends/contract.py names, for whose order of arguments the library
-// was built; and of this file, for whose structs.
+// The checksums of the sources that specdec_kernels/backends/contract.py names, whose order of arguments the library
+// was built for, and of this file, whose structs it was built for; both from setup.py.
 extern "C" __attribute__((visibility("default"))) int64_t specdec_contract();
 extern "C" __attribute__((visibility("default"))) int64_t specdec_direct_layout();

@@ -1,4 +1,4 @@
-"""Draft, verify and what comes after in one graph of `torch.compile`: the ops are registered, so nothing breaks it."""
+"""Draft, verify and update in one graph of `torch.compile`: the ops are registered, so nothing breaks the graph."""
 
 import torch
 
@@ -9,7 +9,7 @@ SAMPLING = sk.SamplingParams(temperature=0.8, top_k=50, top_p=0.9)
 
 @torch.compile(fullgraph=True)
 def verify(target_logits, draft_logits, seeds, steps, text, lengths):
-    """One step on the device: the new tokens (and −1 for the rest) are written after `lengths` in `text`; these grow.
+    """One step on the device: the new tokens (−1 for the rest) are written after `lengths` in `text`; `lengths` grow.
 
     target_logits ``[batch, num_draft + 1, vocab]``, draft_logits ``[batch, num_draft, vocab]``; seeds, steps, lengths
     ``[batch]`` int64; text ``[batch, room]`` int64 with room for ``num_draft + 1`` more.

@@ -8,7 +8,7 @@ import ctypes
 import sys
 
 if __name__ == "__main__" and len(sys.argv) != 3:
-    sys.exit(__doc__)  # before llama_cpp is missed
+    sys.exit(__doc__)  # before llama_cpp can be missing
 
 import llama_cpp
 import numpy as np
@@ -31,7 +31,7 @@ def scored(llama, batch, tokens, past, num_rows):
 
 
 def speculate(llama, prompt, sampling, *, seed=0, num_draft=5, max_new_tokens=64):
-    """What `llama` says after the tokens `prompt`, from its own distribution, and in how many verify steps."""
+    """What `llama` says after the tokens `prompt`, drawn from its own distribution, and the number of verify steps."""
     text, step, seeds, index = list(prompt), 0, torch.tensor([seed]), NgramIndex(1, 3, 1)
     index.append(0, np.array(text))
     batch, memory = llama_cpp.llama_batch_init(llama.n_batch, 0, 1), llama_cpp.llama_get_memory(llama.ctx)

@@ -1,7 +1,7 @@
 """A model of your own under `sk.generate`: Llama in plain torch, with a key-value cache of its own and packed weights.
 
 ``python examples/own_loop.py`` (or with ``bfloat16``, or ``compile``) decodes with the demo's model, plainly and with
-lookup, and says what a step costs. `sk.generate` needs a `Runner`: `start`, `forward`; for trees also
+lookup, and prints the time of a step. `sk.generate` needs a `Runner` with `start` and `forward`; for trees also
 `forward_tree` and `keep_path`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-# Worker threads that wait for microseconds, not for ever: one that sleeps at once is woken 121 times a step.
+# Worker threads that spin for microseconds, not forever: threads that sleep at once are woken 121 times a step.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
@@ -32,7 +32,7 @@ LEAST_ROWS = 4
 
 
 def packs(weight: Tensor) -> bool:
-    """Whether oneDNN lays such weights out here: those of 16 bits need a processor with instructions for them."""
+    """Whether oneDNN packs such weights here: 16-bit ones need a processor with instructions for them."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     supported = {
@@ -43,7 +43,7 @@ def packs(weight: Tensor) -> bool:
 
 
 class Linear:
-    """``x @ weight.T``; on a CPU by weights laid out in advance, which serve eight rows nearly as fast as one."""
+    """``x @ weight.T``; on a CPU with weights laid out in advance, which serve eight rows nearly as fast as one."""
 
     def __init__(self, *weights: Tensor) -> None:
         self.weight = torch.cat(weights)
@@ -88,7 +88,7 @@ class Layer:
         self.keys = self.values = torch.empty(0)
 
     def __call__(self, do: Any, x: Tensor, rotation: tuple[Tensor, Tensor], rows: Tensor, mask: Tensor) -> Tensor:
-        """``[batch * n, hidden]`` to the same, for n new tokens of each sequence, whose cache rows are `rows`."""
+        """``[batch * n, hidden]`` to the same, for n new tokens of each sequence; `rows` are their cache rows."""
         batch, _, n, visible = mask.shape
         qkv = self.qkv(do.norm(x, self.norms[0])).view(len(x), -1, self.dim)
         q_and_k, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 1)
@@ -109,11 +109,11 @@ class LeanLlama(Runner):
     Parameters
     ----------
     model : LlamaForCausalLM
-        Whose weights are taken, in its dtype.
+        The model whose weights are used, in its dtype.
     compile : bool
         Let torch.compile fuse what lies between the matrix products.
     ids : ``[n]`` int64, optional
-        Give logits of these ids alone, as a draft with a `TokenMap` does.
+        Give logits of these ids only, as a draft with a `TokenMap` does.
     """
 
     name = "LeanLlama"
@@ -141,7 +141,7 @@ class LeanLlama(Runner):
             layer.keys, layer.values = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))
 
     def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
-        # Rejected tokens need no rollback: their rows are written again before any token can see them.
+        # Rejected tokens need no rollback: their rows are overwritten before any token can see them.
         positions = starts[:, None] + torch.arange(tokens.shape[1], device=self.device)
         mask = torch.arange(self.visible(bound), device=self.device) <= positions[:, None, :, None]
         x = self.run(tokens, positions, positions, mask)
@@ -164,7 +164,7 @@ class LeanLlama(Runner):
         return min(-(-bound // 64) * 64, self.capacity)
 
     def places(self, rows: Tensor) -> Tensor:
-        """Where the `rows` of each sequence, ``[batch, n]``, stand in the cache: ``[batch * n]``."""
+        """Where the `rows` of each sequence, ``[batch, n]``, lie in the cache: ``[batch * n]``."""
         return (rows + self.capacity * torch.arange(self.batch, device=self.device)[:, None]).flatten()
 
     def run(self, tokens: Tensor, positions: Tensor, rows: Tensor, mask: Tensor) -> Tensor:

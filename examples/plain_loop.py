@@ -1,4 +1,4 @@
-"""A speculative decoding loop in plain torch and transformers, for one sequence: what your own loop needs.
+"""A speculative decoding loop in plain torch and transformers, for one sequence: what a loop of your own needs.
 
 python examples/plain_loop.py TARGET DRAFT "a prompt"      # two models that share a tokenizer, names or folders
 """
@@ -13,10 +13,10 @@ import specdec_kernels as sk
 
 @torch.inference_mode()
 def speculate(target, draft, ids, sampling, *, seed=0, num_draft=4, max_new_tokens=64, eos_token_ids=None):
-    """`ids`, ``[1, length]`` of at least 2, and what `target` says next, from its own distribution."""
+    """`ids`, ``[1, length]`` of at least 2, and what `target` says next, drawn from its own distribution."""
     text, step, seeds = ids, 0, torch.tensor([seed], device=ids.device)
     caches = DynamicCache(), DynamicCache()
-    vocab = min(model.config.vocab_size for model in (target, draft))  # ids that one has alone are padding
+    vocab = min(model.config.vocab_size for model in (target, draft))  # ids that only one of them has are padding
     for model, cache in zip((target, draft), caches, strict=True):
         model(text[:, :-1], past_key_values=cache)  # all but the last token, which the loop reads first
     while text.shape[1] < ids.shape[1] + max_new_tokens:

@@ -1,4 +1,4 @@
-"""Verification with a vocabulary-parallel LM head: each rank computes its columns of the logits, and none gathers them.
+"""Verification with a vocabulary-parallel LM head: each rank computes its columns of the logits; none gathers them.
 
     torchrun --standalone --nproc-per-node 2 examples/sharded_vocabulary.py
 
@@ -26,7 +26,7 @@ def columns_of(rank: int, world: int) -> slice:
 
 
 class Rank:
-    """What a rank has of a made-up model: the hidden states, which all share, and its rows of the LM heads."""
+    """A rank's part of a made-up model: the hidden states, which all ranks share, and its rows of the LM heads."""
 
     def __init__(self, rank: int, world: int) -> None:
         everywhere, mine = torch.Generator().manual_seed(1), columns_of(rank, world)
@@ -41,7 +41,7 @@ class Rank:
 
 
 def draft_tokens(draft_logits: Tensor, seeds: Tensor, step: int) -> Tensor:
-    """Drawn where the draft's logits are whole; here by rank 0, from a copy of all."""
+    """Draft tokens are drawn where the draft's logits are whole; here by rank 0, from a copy of all."""
     return sk.sample(draft_logits, SAMPLING, uniform_samples=sk.uniform_samples(seeds, step, NUM_DRAFT, "draft")).token
 
 
@@ -49,7 +49,7 @@ def main(steps: int = 3) -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     model, seeds = Rank(rank, world), torch.arange(BATCH)
-    whole = [Rank(r, world) for r in range(world)] if rank == 0 else []  # stands for a draft model of its own
+    whole = [Rank(r, world) for r in range(world)] if rank == 0 else []  # stands in for a draft model of its own
     for step in range(steps):
         target, draft = model.logits()
         tokens = torch.zeros(BATCH, NUM_DRAFT, dtype=torch.int64)

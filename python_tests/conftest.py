@@ -29,17 +29,17 @@ hypothesis.settings.register_profile(  # the same cases in every run, and no mac
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )  # fmt: skip
 hypothesis.settings.load_profile("steady")
-gc.disable()  # until everything is imported and collected: half a second for each time that it is looked through
+gc.disable()  # until everything is imported and collected: each scan of it takes half a second
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What is there by now stays, and is not looked through again."""
+    """Exempt what exists by now from garbage collection."""
     gc.enable()
     gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    gc.unfreeze()  # or libraries report at the end what they think has leaked
+    gc.unfreeze()  # or libraries report at the end what they take for leaks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -103,9 +103,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)  # among what -k and -m have chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where kernels are interpreted, a test with many cases runs some of them: see `Backend.some_cases`; on what else
-    is not the fastest backend, those in which each pair of values occurs; and a tier is run: see tiers.py. Slow tests
-    begin first, or at the end one process would work while the others are done.
+    """Choose cases and their order. Where kernels are interpreted, a test with many cases runs some of them: see
+    `Backend.some_cases`; on other backends than the fastest, those in which each pair of values occurs. Then a tier is
+    chosen: see tiers.py. Slow tests begin first, or one process would work on at the end while the others are done.
     """
     tests: dict[tuple[str, Backend | None], list[pytest.Item]] = {}
     for item in items:
@@ -152,7 +152,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """A backend present (all of them in turn) for the op that the module names in ``OP``."""
     chosen: Backend = request.param
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)  # which fills torch.empty with NaN: unwritten outputs show
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills torch.empty with NaN: unwritten outputs show
     try:
         with chosen.limited():
             yield chosen

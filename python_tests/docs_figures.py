@@ -80,7 +80,7 @@ def best_peer(label: str, column: str) -> Expected:
 def decoded(
     name: str, prompts: str, temperature: float, drafter: str, number: int | str, folder: Path = RESULTS
 ) -> Expected:
-    """Tokens a second over plain decoding's, and tokens a step."""
+    """Tokens a second over plain decoding's, and tokens per step."""
     found = row(name, folder, prompts=prompts, temperature=temperature, drafter=drafter, num_speculative_tokens=number)
     return [found["ratio"], found["mean_acceptance_length"]]
 
@@ -95,7 +95,7 @@ def end_to_end(label: str, column: str) -> Expected:
     return decoded(name, prompts, temperature, drafter, number)
 
 
-AUTO: dict[str, tuple[str, Path]] = {  # of lookups and n-gram models, by how many sequences are decoded together
+AUTO: dict[str, tuple[str, Path]] = {  # of lookups and n-gram models, by the number of sequences decoded together
     "one": ("end_to_end_auto", AVX2), "two": ("end_to_end_auto_2", INTEL), "four": ("end_to_end_auto_4", INTEL),
     "eight": ("end_to_end_auto_8", AVX2), "code-edit, eight": ("end_to_end_auto_8_code_edit", AVX2),
 }  # fmt: skip
@@ -106,7 +106,7 @@ AUTO_MODEL = {  # of the trained draft model
 
 
 def adaptive(label: str, column: str, drafter: str = "lookup") -> Expected:
-    """Times plain decoding, one sequence at a time or several together; of "auto" with its interval."""
+    """Times plain decoding, for one sequence at a time or several together; for "auto" with its interval."""
     prompts, sampling, size = label.split(", ")
     way, _, stops = column.partition(", ")
     number = "auto" if way == '"auto"' else int(way.removeprefix("K = "))
@@ -125,7 +125,7 @@ AUTO_TREES = {"one": "end_to_end_auto_trees", "eight": "end_to_end_auto_trees_8"
 
 
 def adaptive_trees(label: str, column: str) -> Expected:
-    """The same of lookups' trees: at every step, and of "auto" with its interval."""
+    """The same for lookups' trees: at every step, and for "auto" with its interval."""
     prompts, sampling, size = label.split(", ")
     nodes, auto = re.fullmatch(r'(\d+) nodes(, "auto")?', column).groups()  # type: ignore[union-attr]
     found = row(
@@ -136,7 +136,7 @@ def adaptive_trees(label: str, column: str) -> Expected:
 
 
 def replayed(label: str, column: str, name: str = "replay", folder: Path = AVX2) -> Expected:
-    """The same by replay: of "auto" with the tenth of batches below, of the best fixed number with that number."""
+    """The same by replay: for "auto" with the batches' tenth percentile, for the best fixed number with that number."""
     (prompts, sampling), (batch, way) = label.split(", "), column.split(": ")
     at = {"prompts": prompts, "temperature": float(sampling != "greedy"), "batch": int(batch)}
     if way == '"auto"':
@@ -158,7 +158,7 @@ def of_matches(label: str, column: str) -> Expected:
 
 
 def of_auto(what: str) -> Expected:
-    """The least of one of its goals, over the batch sizes and both drafters that know what they found."""
+    """The smallest value of one of its goals, over the batch sizes and both drafters that know what they found."""
     goals = [t for run in AUTO.values() for t in results(*run)["targets"]]
     return [min(t["measured"] for t in goals if t["what"].startswith(what))]
 
@@ -198,7 +198,7 @@ def medusa_trees(label: str, column: str) -> Expected:
 
 
 def in_vllm(label: str, column: str) -> Expected:
-    """CPU milliseconds in the sampler a step, and tokens a CPU second; nothing from where the engine failed on."""
+    """CPU milliseconds per step in the sampler, tokens per CPU second; nothing from where the engine failed on."""
     case, batch = label.rsplit(", ", 1)
     engine = {"no speculation": "none", "vLLM": "stock", "mended": "mended", "plug-in": "plug-in"}[column]
     rows = [r for r in results("vllm_engine")["rows"] if (r["case"], r["engine"]) == (CASES[case], engine)]
@@ -209,7 +209,7 @@ def in_vllm(label: str, column: str) -> Expected:
 
 
 def forward(label: str, column: str) -> Expected:
-    """Of the ways of running the model: milliseconds and the floor, times a forward of one row, or percent of it."""
+    """For each way of running the model: milliseconds and the floor, times a forward of one row, or percent of it."""
     one = row("forward", way=label, rows=1)
     if column.startswith("1 row"):
         return [one["median_us"] / 1e3, one["floor_us"] / 1e3]
@@ -225,7 +225,7 @@ def own_loop(label: str, column: str) -> Expected:
 
 
 def typical(label: str, column: str) -> Expected:
-    """Tokens a step, and nats of a token."""
+    """Tokens per step, and nats per token."""
     epsilon = float(column.removeprefix("ε = ")) if column.startswith("ε") else None
     found = row("typical", prompts=label, way="typical" if epsilon else column, epsilon=epsilon)
     return [found["tokens_per_step"], -found["log_prob"]]
@@ -244,7 +244,7 @@ def best_gamma(label: str, column: str) -> Expected:
 
 
 def plan(label: str, column: str) -> Expected:
-    """What was predicted and measured of one drafter and draft length."""
+    """What was predicted and measured for one drafter and draft length."""
     prompts, kind, drafter, length = label.split(", ")
     (found,) = (
         r for r in planned()["rows"]
@@ -258,7 +258,7 @@ def plan(label: str, column: str) -> Expected:
 
 
 def milliseconds(batch: int, rows: str) -> float:
-    """Of a step of the plan; with several sets, after the prompts of HumanEval."""
+    """Of one step of the plan; with several sets, after the prompts of HumanEval."""
     (found,) = (
         1e3 * c["seconds"]
         for c in planned()["settings"]["costs"]
@@ -287,7 +287,7 @@ def overheads() -> Expected:
 
 
 def shares(batch: int) -> Expected:
-    """Of the bandwidth that was measured beside each case; float32, the rates' three cases."""
+    """Shares of the bandwidth measured beside each case; float32, the three cases that rates are stated for."""
     what = re.compile(rf"(T=1|truncated|greedy) V=\d+ B={batch}: share of the read bandwidth")
     found = [t["measured"] for t in results("verify_chain", INTEL)["targets"] if what.fullmatch(t["what"])]
     return [min(found), max(found)]
@@ -318,7 +318,7 @@ RULES = {"greedy": (0.0, "greedy"), "T = 1, token": (1.0, "token"), "T = 1, bloc
 
 
 def draft_pair(label: str, column: str, name: str = "draft_model") -> Expected:
-    """Times plain decoding, tokens a step and acceptance of the trained draft model; of its trees the first two."""
+    """Times plain decoding, tokens per step and acceptance of the trained draft model; for its trees the first two."""
     prompts, kind, number = re.fullmatch(r"([\w-]+), (γ =|tree of) (\d+)", label).groups()  # type: ignore[union-attr]
     temperature, rule = RULES[column]
     if kind == "tree of" and rule == "block":
@@ -329,7 +329,7 @@ def draft_pair(label: str, column: str, name: str = "draft_model") -> Expected:
 
 
 def parts_of_a_step(label: str, column: str) -> Expected:
-    """Of HumanEval at T = 1, token rule."""
+    """For HumanEval at T = 1, token rule."""
     at = {"prompts": "humaneval", "temperature": 1.0, "rule": "token", "num_speculative_tokens": int(label[4:])}
     found = row("draft_model", drafter="model", **at)
     if column.startswith("α"):
@@ -360,7 +360,7 @@ def counting(label: str, column: str) -> Expected:
 
 
 def instructions(label: str, column: str) -> Expected:
-    """Of the scans: "mass, half precision" by backend."""
+    """For the scans: "mass, half precision" by backend."""
     what, _, dtype = label.rpartition(", ")
     tile = f"{what}, {4 if dtype == 'half precision' else 8} loads"
     found = results("instructions", ROOT / "bench/model")["rows"]

@@ -1,4 +1,4 @@
-"""What the docs' tables of a GPU must show."""
+"""What the docs' tables for a GPU must show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ GPU = ROOT / "bench/results/nvidia-h100-80gb-hbm3"
 
 
 def times_of(file: str, op: str, case: str, batch: str) -> dict[str, dict[str, float]]:
-    """Of each provider the row of replayed graphs on a cold cache."""
+    """For each provider the row of replayed graphs on a cold cache."""
     return {
         row["provider"]: row
         for row in results(file, GPU)["rows"]
@@ -29,7 +29,7 @@ def compared(times: dict[str, dict[str, float]], column: str) -> Expected:
 
 
 def goals_on_gpu(label: str, column: str) -> Expected:
-    """µs of one sequence, else how many times its floor a call took; nothing where it was not measured."""
+    """µs for one sequence, else a call's time as a multiple of its floor; nothing if it was not measured."""
     case, vocab = label.rsplit(", ", 1)
     batch, what = column.partition(",")[0], "µs" if column.endswith("µs") else "floor"
     begins = f"{CASES[case] if case in CASES else case} V={vocab} B={batch} K=5: "

@@ -1,4 +1,4 @@
-"""What the tables of ops beside their peers must show: README's, and those of the machine with AVX2 alone."""
+"""What the tables comparing ops with peers must show: README's, and those of the machine with only AVX2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = [(vocab, batch) for vocab in (49152, 128256) for batch in (1, 8)]
 
 
 def span_of(label: str, column: str) -> Expected:
-    """Smallest and largest ratio over the four sizes; README's one table."""
+    """Smallest and largest ratio over the four sizes, for README's one table."""
     op, case = {
         "chain, T = 1": ("verify_chain", "T=1"), "chain, greedy": ("verify_chain", "greedy"),
         "chain, T = 0.8, top-k 50, top-p 0.9": ("verify_chain", "truncated"),
@@ -41,7 +41,7 @@ def tree_with_avx2(label: str, column: str) -> Expected:
 
 
 def best_peers(case: str, whose: str = "cpu × best peer", folder: Path = INTEL) -> Expected:
-    """Over the sizes: of our time, of ours without stats, or over another peer's."""
+    """Over the sizes: ratios to our time, to ours without stats, or to another peer's."""
     what = re.compile(rf"{re.escape(case)} .*: {re.escape(whose)}")
     found = [t["measured"] for t in results("verify_chain", folder)["targets"] if what.match(t["what"])]
     return [min(found), max(found)]

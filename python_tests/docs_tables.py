@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results/amd-epyc-2-cores-avx512"
 INTEL = ROOT / "bench/results/intel-r-xeon-r-processor-2-cores-avx512"
 AVX2 = ROOT / "bench/results/amd-epyc-2-cores-avx2"
-CASES = {  # as a heading has them: as the results do
+CASES = {  # from a heading's words to those of the results
     "T = 1": "T=1", "truncated": "truncated", "greedy": "greedy", "one-hot draft": "one-hot", "block": "block",
     "`Opt`": "Opt", "`TokenV3`": "TokenV3", "recursive": "T=1", "recursive, truncated": "truncated",
     "sample": "sample", "typical": "typical", "traversal": "traversal",
@@ -56,7 +56,7 @@ def against(op: str, case: str, size: tuple[int, int], peers: Iterable[str], **m
 
 
 def tables(page: str) -> list[tuple[str | None, list[list[str]]]]:
-    """The tables of a page: the name in the comment above, if there is one, and the cells without the ruler."""
+    """The tables of a page: the name in the comment above, if there is one, and the cells without the separator row."""
     found: list[tuple[str | None, list[list[str]]]] = []
     name, inside = None, False
     for line in (ROOT / page).read_text().splitlines():

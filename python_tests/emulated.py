@@ -1,7 +1,7 @@
 """The CUDA kernels executed on the CPU (csrc/emulator), as a backend of the tests named "cuda-emulated".
 
-A library for tests alone: it registers the kernels as the CPU implementation of the ops in a namespace of its own,
-whose schemas are copied here from the real one. It is built at first use, and again whenever a source changed.
+A library for tests only: it registers the kernels as the CPU implementation of the ops in a namespace of its own, whose
+schemas are copied here from the real one. It is built at first use, and again whenever a source has changed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ NAMESPACE = "specdec_emulated"  # also in csrc/bind_emulated.cpp
 STRATEGIES = ("auto", "split", "walk", "cluster", "resident", "early")  # as csrc/cuda/strategy.h numbers them
 ROOT = Path(__file__).resolve().parents[1]
 FORWARD, RANDOM = 0, 2  # orders of specdec_emulator_schedule
-CASES = 20  # of each test in each strategy, unless its module has EMULATED_CASES or pytest is given --every-case
+CASES = 20  # per test and strategy, unless its module has EMULATED_CASES or pytest is given --every-case
 MULTIPROCESSORS = 8  # what the emulated device has unless told otherwise
 
 
 def strategies(op: str) -> list[str]:
-    """Those that lay out the work of an op in ways of their own: `verify_tree` has one kernel, which walks, and only
-    chains are kept in shared memory, or left where a token is rejected.
+    """The strategies that lay out an op's work in ways of their own: `verify_tree` has one kernel, which walks, and
+    only chains can be kept in shared memory, or left at a rejected token.
     """
     chains = op.startswith(("verify_chain", "verify_packed"))
     of_chains = ("resident", "early")
@@ -39,7 +39,7 @@ def strategies(op: str) -> list[str]:
 
 
 def unavailable() -> str | None:
-    """Why the library cannot be built here; None where it can."""
+    """Why the library cannot be built here; None if it can."""
     if not (ROOT / "setup.py").exists():
         return "an installed package has no kernel sources"
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
@@ -49,7 +49,7 @@ def unavailable() -> str | None:
 
 @cache
 def _built() -> Path | str:
-    """The library, or what the compiler said. (A failure is kept too: thousands of tests would each repeat it.)"""
+    """The library, or the compiler's output. (A failure is kept too: thousands of tests would each repeat it.)"""
     done = subprocess.run(
         [sys.executable, "setup.py", "-q", "build_emulated"], cwd=ROOT, capture_output=True, text=True
     )
@@ -66,7 +66,7 @@ def _load(path: Path) -> ctypes.CDLL:
     torch.ops.load_library(str(path))
     symbols = ctypes.CDLL(str(path))
     symbols.specdec_emulator_schedule.argtypes = (ctypes.c_int, ctypes.c_uint64)
-    symbols.library = library  # type: ignore[attr-defined]  # the definitions live as long as it does
+    symbols.library = library  # type: ignore[attr-defined]  # the definitions live as long as this object
     return symbols
 
 
@@ -96,7 +96,7 @@ def overload(op: str) -> Callable[..., Any]:
 def running(
     strategy: str = "auto", schedule: int | None = None, multiprocessors: int = MULTIPROCESSORS
 ) -> Iterator[None]:
-    """Within: ``backend="cuda-emulated"`` runs the kernels with `strategy` on a device of so many multiprocessors.
+    """Within: ``backend="cuda-emulated"`` runs the kernels with `strategy` on a device with so many multiprocessors.
 
     Threads, warps and blocks take their turns in index order, or at random from the seed `schedule`.
     """

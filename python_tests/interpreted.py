@@ -1,18 +1,18 @@
-"""Triton kernels on the CPU, by Triton's interpreter, with what it does not look at: bounds and the order of programs.
+"""Triton kernels on the CPU, by Triton's interpreter, plus what it does not check: bounds and the order of programs.
 
-`prepare` must run before anything imports triton. `checked` holds for the launches inside of it:
+`prepare` must run before anything imports triton. Within `checked`, for every launch:
 
 - every address that a mask lets through must lie in a tensor that was passed to the kernel (the interpreter itself
   reads and writes whatever memory is there);
-- the programs of a launch run in a random order, so that one that reads what another writes shows;
+- the programs of a launch run in a random order, so that one that reads what another writes is noticed;
 - prefix sums are added in a tree, as on a GPU: added one after the other, a thousand equal weights are rounded to the
   same side each time, and tokens change;
-- a module's language functions are exchanged once, not at each call of a device function;
-- a language function decides once what to do with operands of some types, not at each call (`Plans`).
+- a module's language functions are replaced once, not at each call of a device function;
+- a language function decides only once what to do with operands of given types, not at each call (`Plans`).
 
 The last two make it eight times as fast: an operation on a tensor takes about 10 µs, and a verify step of four
-sequences an eighth of a second. Still, the op tests take smaller batches and vocabularies here (`support.Backend`), and
-of a test with many cases some run (`some_cases`).
+sequences an eighth of a second. Still, the op tests use smaller batches and vocabularies here (`support.Backend`), and
+of a test with many cases only some run (`some_cases`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ import torch
 
 from specdec_kernels.laws import TargetLaw
 
-CASES = 4  # of each test, unless pytest is given --every-case
+CASES = 4  # per test, unless pytest is given --every-case
 MEMORY_OPS = ("create_load", "create_masked_load", "create_store", "create_masked_store")
 ADDRESS_OPS = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")
-# Language functions that `Plans` covers, beside the operators: no atomics, and nothing that asks for the program's id.
+# Language functions that `Plans` covers, besides the operators: no atomics, and nothing that asks for the program's id.
 PLANNED = frozenset(
     "to cast where minimum maximum full arange load store expand_dims broadcast_to reshape abs exp exp2 log log2 floor "
     "ceil sqrt sqrt_rn div_rn fma umulhi add sub mul logical_and logical_or".split()
@@ -47,7 +47,7 @@ LARGEST_CONSTANT = 1 << 14  # bytes that a plan may keep
 
 
 def prepare() -> None:
-    """Switch the interpreter on where no GPU could run compiled kernels."""
+    """Switch the interpreter on if no GPU could run compiled kernels."""
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -60,8 +60,8 @@ def why_not() -> str | None:
 
 
 def some_cases(items: Sequence[Any], most: int = CASES, seed: str = "") -> list[Any]:
-    """`most` of a test's parametrised items, others for each `seed` (more if it takes more for every value of every
-    parameter to occur; of target laws every class and every word among their fields).
+    """`most` of a test's parametrised items, different ones for each `seed` (more if it takes more for every value of
+    every parameter to occur; for target laws, every class and every word among their fields).
     """
     if len(items) <= most:
         return list(items)
@@ -76,7 +76,7 @@ def some_cases(items: Sequence[Any], most: int = CASES, seed: str = "") -> list[
 
 
 def values_of(item: Any) -> set[tuple[str, str]]:
-    """What a parametrised item has for its parameters, the backend aside: names, and words for the values."""
+    """The parameters of a parametrised item, without the backend: names, and words for the values."""
     given = item.callspec.params.items()
     return {(name, part) for name, value in given if name != "backend" for part in _parts(value)}
 
@@ -115,7 +115,7 @@ class Memory:
 
 
 class Reads:
-    """How often each element of a tensor is loaded, `counts` in its own shape."""
+    """How often each element of a tensor is loaded; `counts` has its shape."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         assert tensor.is_contiguous()
@@ -123,7 +123,7 @@ class Reads:
         self.counts = np.zeros(tuple(tensor.shape), np.int64)
 
     def add(self, pointers: Any, mask: Any) -> None:
-        """Those of one load."""
+        """Adds those of one load."""
         addresses = np.asarray(pointers.data, np.uint64)
         chosen = addresses[np.broadcast_to(np.asarray(mask.data, bool), addresses.shape)].astype(np.int64)
         places = (chosen - self.first) // self.size
@@ -145,7 +145,7 @@ def reads_of(tensor: torch.Tensor) -> Iterator[Reads]:
 
 
 def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among a launch's arguments, those in tuples and those taken for another dtype as well."""
+    """The tensors among a launch's arguments, including those in tuples and those reinterpreted as another dtype."""
     for argument in arguments:
         if isinstance(argument, tuple):
             yield from _tensors(argument)
@@ -154,7 +154,7 @@ def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Elements from the first of a view to its last."""
+    """The number of elements from the first of a view to its last."""
     return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
@@ -163,9 +163,9 @@ class Refused(Exception):
 
 
 class Recorder:
-    """Stands in for the interpreter's builder, and notes what it is asked for.
+    """Stands in for the interpreter's builder, and records what it is asked to do.
 
-    `values` are the inputs, then whatever else occurred; those at the places in `varying` follow from the inputs.
+    `values` are the inputs, then whatever else occurred; those at the places in `varying` depend on the inputs.
     """
 
     def __init__(self, builder: Any, inputs: list[Any]) -> None:
@@ -193,7 +193,7 @@ class Recorder:
             if known is value:
                 return i
         if hasattr(value, "data"):
-            raise Refused  # built behind our back
+            raise Refused  # built without our knowledge
         self.values.append(value)
         return len(self.values) - 1
 
@@ -211,10 +211,10 @@ class Recorder:
 
 
 class Plans:
-    """Language functions run once for operands of given types; from then on only what they had the builder do is done.
+    """Language functions run once for operands of given types; after that only their calls of the builder are repeated.
 
     Triton's language layers are those of its compiler: the operands' types and the constants decide what a builder is
-    asked for, and only the builder, here numpy, sees data. The deciding would take nine tenths of the time.
+    asked to do, and only the builder, here numpy, sees data. Deciding would take nine tenths of the time.
     """
 
     def __init__(self, interpreter: ModuleType) -> None:
@@ -234,7 +234,7 @@ class Plans:
         self.stand_in = type("tensor", (core.tensor,), {"__bool__": truth, "__index__": truth})
 
     def planned(self, member: Any) -> Any:
-        """`member`, a language function, by plans."""
+        """`member`, a language function, run by plans."""
         known, plain = self.known.setdefault(member, {}), self.semantic(self.builder)
 
         def function(*args: Any, **kwargs: Any) -> Any:
@@ -252,8 +252,8 @@ class Plans:
             if plan:
                 return plan(inputs)
             if plan is False and len(known) < MOST_PLANS:
-                known[key] = None  # for good, if this fails
-                with suppress(Exception):  # an error in the operands shows again below
+                known[key] = None  # permanently, if this fails
+                with suppress(Exception):  # an error in the operands will be raised again below
                     known[key], result = self.record(member, args, kwargs)
                     return result
             return member(*args, **kwargs, _semantic=plain)
@@ -281,13 +281,13 @@ class Plans:
         return tuple(key)
 
     def record(self, member: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """What does the same for other operands, and the call's result."""
+        """A function that does the same for other operands, and the call's result."""
         inputs: list[Any] = []
 
         def stand_in(value: Any) -> Any:
             if type(value) is not self.core.tensor:
                 return value
-            inputs.append(self.handle(value.handle.data, value.handle.dtype))  # another, if a tensor is given twice
+            inputs.append(self.handle(value.handle.data, value.handle.dtype))  # a new one if a tensor is given twice
             return self.stand_in(inputs[-1], value.type)
 
         args, kwargs = [stand_in(value) for value in args], {name: stand_in(value) for name, value in kwargs.items()}
@@ -298,7 +298,7 @@ class Plans:
         return self.compiled(recorder, result), self.core.tensor(result.handle, result.type)
 
     def compiled(self, recorder: Recorder, result: Any) -> Callable[[list[Any]], Any]:
-        """A function of the operands' handles that does what was recorded, and makes the tensor `result` is."""
+        """A function of the operands' handles that repeats what was recorded and builds a tensor like `result`."""
         constants, steps, place = recorder.plan(result.handle)
         known: dict[str, Any] = {f"v{i}": value for i, value in enumerate(constants)}
         known |= {"builder": self.builder, "new": object.__new__, "tensor": self.core.tensor, "handle": self.handle}
@@ -343,7 +343,7 @@ class Plans:
 
 @functools.cache
 def faster(interpreter: ModuleType) -> dict[str, Any]:
-    """What to put instead of the interpreter's own for speed; nothing if they are not as expected."""
+    """Faster replacements for the interpreter's own functions; none if these are not as expected."""
     patch_attr, np_dtype = getattr(interpreter, "_patch_attr", None), getattr(interpreter, "_get_np_dtype", None)
     if not patch_attr or not np_dtype:
         return {}
@@ -357,7 +357,7 @@ def faster(interpreter: ModuleType) -> dict[str, Any]:
         else:
             patch_attr(obj, name, member, builder, scope)
 
-    def known_np_dtype(dtype: Any) -> Any:  # makes a table of all at each call
+    def known_np_dtype(dtype: Any) -> Any:  # the original builds a table of all dtypes at each call
         if dtype.name not in np_dtypes:
             np_dtypes[dtype.name] = np_dtype(dtype)
         return np_dtypes[dtype.name]
@@ -366,7 +366,7 @@ def faster(interpreter: ModuleType) -> dict[str, Any]:
 
 
 def prefix_sums(self: Any, values: Any) -> list[Any]:
-    """In the place of the interpreter's ``ScanOps.cumsum``."""
+    """Replaces the interpreter's ``ScanOps.cumsum``."""
     sums = values.handle.data.copy()
     last = np.moveaxis(sums, self.axis, -1)
     distance = 1
@@ -377,7 +377,7 @@ def prefix_sums(self: Any, values: Any) -> list[Any]:
 
 
 def unwritten(empty: Any, *shape: Any, **options: Any) -> torch.Tensor:
-    """As `torch.empty`, with what no kernel may take for something else: NaN, or the bits of infinity."""
+    """Like `torch.empty`, filled with what no kernel may take for something else: NaN, or the bits of infinity."""
     made: torch.Tensor = empty(*shape, **options)
     return made.fill_(math.nan if made.is_floating_point() else 0x7F800000 if made.dtype == torch.int32 else 0)
 
@@ -441,6 +441,6 @@ def checked(seed: int = 0) -> Iterator[None]:
         mock.patch.object(type(builder), "set_grid_idx", shuffled),
         mock.patch.object(interpreter.ScanOps, "cumsum", prefix_sums),
         mock.patch.multiple(type(builder), **{name: guarded(name) for name in ADDRESS_OPS}),
-        np.errstate(all="ignore"),  # infinities meet in lanes that no result keeps
+        np.errstate(all="ignore"),  # infinities meet in lanes whose results are discarded
     ):
         yield

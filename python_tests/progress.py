@@ -1,7 +1,7 @@
 """With ``-q``, a line of progress instead of a mark for each of thousands of tests.
 
-On a terminal the line is rewritten; in a log one follows the other, at most every `LOG_SECONDS`. A failure is named
-when it happens and shown in full at the end.
+On a terminal the line is rewritten; in a log, lines follow one another at intervals of at least `LOG_SECONDS`. A
+failure is named when it happens and shown in full at the end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TERMINAL_SECONDS, LOG_SECONDS = 0.2, 30.0
 
 
 class Progress:
-    """A plugin of the process that has the terminal, be it this one that runs the tests or others."""
+    """A plugin of the process that has the terminal, whether the tests run in it or in others."""
 
     def __init__(self, terminal: Any) -> None:
         self.terminal, self.rewriting = terminal, bool(terminal.isatty)

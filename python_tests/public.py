@@ -1,4 +1,4 @@
-"""The public names, found: what the tests of the reference and of wrong arguments both go through."""
+"""Finds the public names that the tests of the reference and of wrong arguments go through."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-NOT_FOR_USERS = ("specdec_kernels.demo", "specdec_kernels.backends.")  # a command; what ops choose among
+NOT_FOR_USERS = ("specdec_kernels.demo", "specdec_kernels.backends.")  # a command; what ops choose from
 
 
 def modules() -> list[ModuleType]:
-    """Every package with a list of public names, and the modules with one that such a list names."""
+    """Every package with a list of public names, and the modules with such a list that these lists name."""
     folders = [path.parent.relative_to(ROOT) for path in (ROOT / "specdec_kernels").rglob("__init__.py")]
     names = {".".join(folder.parts) for folder in folders}
     packages = [importlib.import_module(name) for name in sorted(names) if not name.startswith(NOT_FOR_USERS)]
@@ -28,7 +28,7 @@ def modules() -> list[ModuleType]:
 
 
 def callables() -> dict[str, Callable[..., Any]]:
-    """Every public function, constructor and method that takes an argument, by the shortest of its names."""
+    """Every public function, constructor and method that takes an argument, by its shortest name."""
     found: dict[int, tuple[str, Any]] = {}
     for module in modules():
         for name in module.__all__:
@@ -42,7 +42,7 @@ def callables() -> dict[str, Callable[..., Any]]:
 
 
 def _parts(full: str, thing: Any) -> Iterator[tuple[str, Any]]:
-    """A function, or a class and its own public methods; no constructor of an exception."""
+    """A function, or a class and its own public methods; no constructors of exceptions."""
     if not issubclass(type(thing), type) or not issubclass(thing, BaseException):
         yield full, thing
     if inspect.isclass(thing):

@@ -1,4 +1,4 @@
-"""How pytest-xdist hands out tests here, and when it stops to."""
+"""How pytest-xdist hands out tests here, and when it stops doing so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEY = "specdec_deadline"
 
 
 class _Indexed(list[str]):
-    """A list that knows where each of its items stands first."""
+    """A list that knows the first position of each of its items."""
 
     def __init__(self, items: list[str]) -> None:
         super().__init__(items)
@@ -24,8 +24,8 @@ class _Indexed(list[str]):
 
 
 class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
-    """As ``--dist loadgroup``, which looks through all tests, and all that are done, for each that is handed out: with
-    ten thousand of them that is seconds.
+    """As ``--dist loadgroup``, which looks through all tests, and all finished ones, for each test that it hands out:
+    with ten thousand tests that takes seconds.
     """
 
     def add_node_collection(self, node: Any, collection: Any) -> None:
@@ -43,16 +43,16 @@ class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
         self._reschedule(node)
 
     def _assign_work_unit(self, node: Any) -> None:
-        # A process that has just died takes nothing: `remove_node`, about to be called, hands its work out again.
+        # A process that has just died accepts nothing: `remove_node`, about to be called, hands its work out again.
         with contextlib.suppress(OSError):
             super()._assign_work_unit(node)
 
 
 class Deadline:
-    """Skips every test that would begin after a moment.
+    """Skips every test that would begin after a given moment.
 
-    Which tests are left then differs from day to day: they begin elsewhere in their order. (The one process of a run
-    without xdist, or the one that hands out the tests, knows the moment; the others are told.)
+    Which tests are left out then differs from day to day, as the run starts at another place in their order. (The one
+    process of a run without xdist, or the one that hands out the tests, knows the moment; the others are told.)
     """
 
     def __init__(self, config: pytest.Config, minutes: float) -> None:
@@ -69,5 +69,5 @@ class Deadline:
             pytest.skip("no time was left for it (--minutes)")
 
     def turned(self, items: list[pytest.Item]) -> list[pytest.Item]:
-        first = round(len(items) * (self.at // 86400 * 0.618 % 1))  # the golden section: far from that of other days
+        first = round(len(items) * (self.at // 86400 * 0.618 % 1))  # the golden section: far from other days' starts
         return items[first:] + items[:first]

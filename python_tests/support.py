@@ -1,4 +1,4 @@
-"""Backends present, and processes with another environment: what several test files share."""
+"""The backends that are present, and processes with another environment: shared by several test files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Backend:
     """A backend on a device.
 
     `capability` is the instruction set of the CPU kernels; `strategy` and `schedule` (the seed of a random one) are
-    those of the emulated CUDA kernels; each is None elsewhere.
+    those of the emulated CUDA kernels. Each is None on other backends.
     """
 
     name: str
@@ -50,8 +50,8 @@ class Backend:
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """Within: kernels run with this backend's instruction set, or strategy and schedule; Triton's are checked.
-        Interpreted ones take their time for each row, others for each call: exact distributions are found accordingly.
+        """Within: kernels run with this backend's instruction set, or strategy and schedule; Triton's are checked. For
+        interpreted kernels each row takes time, for others each call: exact distributions are extracted accordingly.
         """
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(exact, "POINTS", 20 if self.interpreted else 100)
@@ -79,31 +79,30 @@ class Backend:
 
     @property
     def interpreted(self) -> bool:
-        """Whether code for a GPU is executed on the CPU here, hundreds of times slower than a CPU kernel."""
+        """Whether GPU code is executed on the CPU here, hundreds of times slower than a CPU kernel."""
         return self.strategy is not None or self.by_interpreter
 
     @property
     def by_interpreter(self) -> bool:
-        """Whether it is Triton's interpreter that executes it, by far the slowest."""
+        """Whether Triton's interpreter executes it, by far the slowest."""
         return self.name == "triton" and self.device == "cpu"
 
     def vocab(self, size: int) -> int:
-        """`size`, or where interpreted at most five tiles of 1024 ids: as many in the last tile as `size` has."""
+        """`size`, or if interpreted at most five tiles of 1024 ids, with as many ids in the last tile as `size` has."""
         return size if not self.interpreted or size <= 5 * 1024 else 4 * 1024 + size % 1024
 
     def cases(self, wanted: int) -> int:
-        """How many random cases run: `wanted`; of the emulated CUDA kernels so many in one strategy and a tenth in the
-        others and in random schedules (which change no bit, as other tests prove); under Triton's interpreter, far
-        slower, a tenth.
+        """How many random cases run: `wanted`. For the emulated CUDA kernels it is that many in one strategy, and a
+        tenth in the others and in random schedules (which change no bit, as other tests prove); under Triton's
+        interpreter, far slower, a tenth.
         """
         if self.by_interpreter:
             return wanted // 10
         return wanted if self.strategy in (None, "walk") and self.schedule is None else wanted // 10
 
     def some_cases(self, items: Sequence[Any], most: int | None) -> list[Any]:
-        """Which of a test's parametrised items run: all of them; where kernels are interpreted, by Triton
-        `interpreted.CASES`, and of the emulated CUDA kernels in each strategy others: `most`, or in each random
-        schedule every eighth of all.
+        """Which of a test's parametrised items run: all of them; by Triton's interpreter, `interpreted.CASES`; for the
+        emulated CUDA kernels `most`, different ones in each strategy, or in each random schedule every eighth of all.
         """
         if self.by_interpreter:
             return interpreted.some_cases(items)
@@ -112,13 +111,13 @@ class Backend:
         return interpreted.some_cases(items, most or emulated.CASES, str(self))
 
     def batch(self, size: int) -> int:
-        """`size`, or where interpreted at most 96 (more than the emulated device runs at once), by Triton 6: it runs
+        """`size`, or if interpreted at most 96 (more than the emulated device runs at once); by Triton 6, as it runs
         one program after the other.
         """
         return min(size, 6 if self.by_interpreter else 96) if self.interpreted else size
 
     def draws(self, size: int) -> int:
-        """How many draws a statistical test makes: `size`, a quarter of it where interpreted, by Triton at most 24."""
+        """How many draws a statistical test makes: `size`; a quarter of it if interpreted; by Triton at most 24."""
         if self.by_interpreter:
             return min(size, 24)
         return size // 4 if self.interpreted else size
@@ -136,7 +135,7 @@ class Backend:
 
 @contextmanager
 def environment(**values: str | None) -> Iterator[None]:
-    """Within: as in a process that was started with these variables, without those that are None."""
+    """Within: as in a process started with these variables, without those that are None."""
     try:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in values.items():
@@ -167,7 +166,7 @@ def _to(value: Any, device: str) -> Any:
 
 
 def present(op: str) -> list[Backend]:
-    """Every way `op` can run here, the CPU library once for each instruction set of this machine."""
+    """Every way in which `op` can run here, with the CPU library once for each instruction set of this machine."""
     found = []
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
         for name, answer in sk.backends(device)[op].items():
@@ -181,8 +180,8 @@ def present(op: str) -> list[Backend]:
 def present_emulated(op: str, schedules: int) -> list[Backend]:
     """The CUDA kernels on the CPU: in index order, and in so many random schedules shared out among the strategies.
 
-    "cluster", "resident" and "early", which are "walk" and "split" but for what blocks tell each other, run in random
-    schedules alone (as in CI); `ops/test_emulated.py` always holds them against the others.
+    "cluster", "resident" and "early", which differ from "walk" and "split" only in what blocks tell each other, run
+    only in random schedules (as in CI); `ops/test_emulated.py` always compares them with the others.
     """
     strategies = emulated.strategies(op)[1:]
     in_order = [s for s in strategies if s in ("split", "walk")]
@@ -194,7 +193,7 @@ def present_emulated(op: str, schedules: int) -> list[Backend]:
 
 
 def capabilities() -> list[str]:
-    """The instruction sets that the CPU library can really be limited to here."""
+    """The instruction sets to which the CPU library can really be limited here."""
     before = native.cpu_capability()
     found = []
     for capability in CAPABILITIES:
@@ -210,7 +209,7 @@ def limit(capability: str) -> None:
 
 
 class Terminal(io.StringIO):
-    """A stream that a person looks at."""
+    """A stream that a person is looking at."""
 
     def isatty(self) -> bool:
         return True

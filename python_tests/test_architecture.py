@@ -1,4 +1,4 @@
-"""Which file may import which: the layers, stated once, and what they forbid."""
+"""Which file may import which: the layers, stated once, and the imports that they forbid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "specdec_kernels"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    # values: what ops take and give
+    # values: what ops take and return
     ("checks", "config", "files", "flat", "options", "types", "sampling", "processors", "laws", "tree", "_host"),
     # theory; every other file of analysis/ is built with the package
     ("analysis", "analysis.theory"),
@@ -34,10 +34,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("drafters",),
     # the loop; every other file of decoding/
     ("decoding.*",),
-    # what brings the loop to other libraries' users
+    # what offers the loop to other libraries' users
     tuple(
-        f"integrations.transformers.{file}"
-        for file in ("assisted", "following", "patch", "processors", "verification", "versions")
+        f"integrations.transformers.{file}" for file in ("assisted", "following", "patch", "processors", "verification")
     ),
     ("comparison",),
     # ops of several ranks
@@ -76,7 +75,7 @@ MAX_LINES = 600
 
 
 def sources() -> dict[str, str]:
-    """The package's modules by their name below it; the own file of a package `x` is "x!"."""
+    """The package's modules by their name within it; the ``__init__`` file of a package `x` is "x!"."""
     found = {}
     for path in sorted((ROOT / PACKAGE).rglob("*.py*")):
         if path.suffix in (".py", ".pyi"):
@@ -91,7 +90,7 @@ def inside(module: str, room: str) -> bool:
 
 
 def imported(name: str, source: str) -> Iterator[str]:
-    """What a module imports anywhere, functions and annotations included: the package's own as ".name"."""
+    """What a module imports anywhere, functions and annotations included; the package's own modules as ".name"."""
     package = name.removesuffix("!").split(".") if name.endswith("!") else name.split(".")[:-1]
     package = [part for part in package if part]
     for node in ast.walk(ast.parse(source)):
@@ -111,7 +110,7 @@ def imported(name: str, source: str) -> Iterator[str]:
 
 
 def edges(modules: Mapping[str, str]) -> dict[str, set[str]]:
-    """Which modules each imports, packages that are entered on the way included. "" is the whole package's file."""
+    """Which modules each one imports, including packages entered on the way. "" is the package's own file."""
     names = {name.removesuffix("!") for name in modules}
     found: dict[str, set[str]] = {}
     for name, source in modules.items():
@@ -144,7 +143,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def layer(module: str) -> int | None:
-    """Its place in `LAYERS`; the longest name that fits counts."""
+    """Its index in `LAYERS`; the longest matching name counts."""
     fits = []
     for place, rooms in enumerate(LAYERS):
         for room in rooms:
@@ -171,7 +170,7 @@ def layering(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def strangers(modules: Mapping[str, str]) -> list[str]:
-    """Imports of libraries by those that should not know them."""
+    """Imports of libraries by modules that should not know them."""
     return [
         f"{name} imports {target}"
         for name, source in modules.items()
@@ -206,13 +205,13 @@ STREAMS = re.compile(r"#include <(?:io|s|o|f)\w*stream>|\b(?:STD_TORCH|TORCH_ERR
 
 
 def streamers(folder: Path) -> list[str]:
-    """Files of the compiled libraries, without the emulator, that use a stream."""
+    """Files of the compiled libraries, apart from the emulator, that use a stream."""
     files = sorted(path for path in (folder / "csrc").rglob("*.*") if "emulator" not in path.parts)
     return [path.name for path in files if STREAMS.search(path.read_text(encoding="utf-8"))]
 
 
 def libraries_of_tests(folder: Path) -> list[str]:
-    """Imports of a file of tests by another file of `folder`, which should be of a file beside it."""
+    """Imports of one test file by another file of `folder`; these should import a helper file instead."""
     found = []
     for path in sorted(folder.rglob("*.py")):
         name = ".".join(path.relative_to(folder.parent).with_suffix("").parts)

@@ -1,4 +1,4 @@
-"""The specdec command, and the environment report of installations good and broken."""
+"""The specdec command, and the environment report of intact and broken installations."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_every_command_ends_in_one_sentence(
 
     command = cli._COMMANDS[name]
     monkeypatch.setitem(cli._COMMANDS, name, command._replace(run=fail))
-    monkeypatch.setattr(sys, "stdout", sys.stdout)  # which a broken pipe takes away
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # a broken pipe takes it away
     assert cli.main([name]) == status
     extra = f"needs the '{command.extra}' extra (pip install 'specdec_kernels[{command.extra}]'): "
     sentence = said.format(name, extra if command.extra else "")
@@ -118,7 +118,7 @@ def test_every_command_ends_in_one_sentence(
 def test_a_reader_that_has_gone_is_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As of ``specdec demo | head``, whichever print sees it first."""
+    """As in ``specdec demo | head``, whichever print notices it first."""
 
     def gone(*_: Any, **__: Any) -> None:
         raise BrokenPipeError
@@ -235,7 +235,7 @@ def test_the_report_is_had_where_the_package_cannot_be_imported(
 
 
 def test_the_module_ends_as_the_command_does() -> None:
-    """With status 2 after a fault of ours, as Python's own is a verdict."""
+    """With status 2 after a fault of ours, as Python's own status would be a verdict."""
     code = (
         "import runpy, specdec_kernels.cli as cli\n"
         "def fail(): raise RuntimeError('unforeseen')\n"

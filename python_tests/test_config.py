@@ -109,7 +109,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("home", ["/", "/nonexistent"])
 def test_a_home_that_is_none(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
-    """As a container's user has it: a folder that cannot be written to, or made."""
+    """As for a container's user: a folder that cannot be written to, or created."""
     monkeypatch.setenv("HOME", home)
     assert config.reload().cache == Path(tempfile.gettempdir()) / f"specdec_kernels-{os.getuid()}"
 

@@ -1,7 +1,7 @@
 """README.md and docs/ are true: their code runs and does what it says, their commands exist, their links resolve.
 
-Every block of code in them is run, one page's blocks in one namespace, in order, on the names that a page takes for
-granted (`SETUPS`). A block that cannot be run has ``<!-- not run: the reason -->`` above it.
+Every block of code in them is run, all of a page's blocks in one namespace, in order, with the names that the page
+takes for granted (`SETUPS`). A block that cannot be run has ``<!-- not run: the reason -->`` above it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def logits(*shape: int, seed: int = 0) -> Tensor:
 
 
 def a_step() -> dict[str, Any]:
-    """What a loop has when it comes to verify a chain."""
+    """What a loop has when it is about to verify a chain."""
     return {
         "torch": torch, "sk": sk, "batch": BATCH, "num_draft": NUM_DRAFT, "step": 3, "seeds": torch.arange(BATCH),
         "length": torch.tensor([9, 4, 7, 5]), "sampling": sk.SamplingParams(0.8, top_k=20, top_p=0.9),
@@ -114,7 +114,7 @@ def laws() -> dict[str, Any]:
 
 
 def a_tree_step(batch: int = BATCH, vocab: int = VOCAB) -> dict[str, Any]:
-    """A tree of 7 nodes, scored by a table of what follows what; the draft's rows are of a depth, as heads' are."""
+    """A tree of 7 nodes, scored by a table of what follows what; the draft has one row per depth, as heads do."""
     table, rows = logits(vocab, vocab) * 0.6, logits(2, vocab, seed=1) * 1.5
 
     def forward(node_tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def a_tree_step(batch: int = BATCH, vocab: int = VOCAB) -> dict[str, Any]:
 
 
 def medusa() -> dict[str, Any]:
-    """A target as wide as the demo's model, to whose heads its hidden states and ids fit."""
+    """A target as wide as the demo's model, so that its hidden states and ids fit that model's heads."""
     wide = {"hidden_size": 576, "vocab_size": 49152, "num_hidden_layers": 1, "tie_word_embeddings": True}
     return {"model": tiny("llama", **wide), "input_ids": prompts(6)[0]}  # type: ignore[arg-type]
 
@@ -169,7 +169,7 @@ def after_planning(names: dict[str, Any]) -> None:
 
 
 def nothing_more(names: dict[str, Any]) -> None:
-    """The page asserts by itself."""
+    """The page contains its own assertions."""
 
 
 SETUPS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], None]]] = {
@@ -232,8 +232,9 @@ def test_the_example_of_a_drafter_in_its_docstring_works() -> None:
 
 
 def chi_square(acceptance: str, by_position: bool) -> float:
-    """The example of docs/trees.md as it stands, on many sequences at once: Pearson's statistic of the first two tokens
-    against the target's own distribution; 24 degrees of freedom. With `by_position` keys are of the node's depth.
+    """docs/trees.md's example as written, on many sequences at once: Pearson's statistic of the first two tokens
+    against the target's own distribution; 24 degrees of freedom. With `by_position`, keys are those of the node's
+    depth.
     """
     batch, vocab = 60_000, 5
     names = a_tree_step(batch, vocab)
@@ -246,7 +247,7 @@ def chi_square(acceptance: str, by_position: bool) -> float:
     exec(example, names)
     probs, tokens = float64_law(names["table"]), names["out"].tokens[:, :2].clone()
     second = torch.from_numpy(probs)[tokens[:, 0]].multinomial(1, generator=torch.Generator().manual_seed(0))[:, 0]
-    tokens[:, 1] = torch.where(tokens[:, 1] < 0, second, tokens[:, 1])  # where one token came, the next step's
+    tokens[:, 1] = torch.where(tokens[:, 1] < 0, second, tokens[:, 1])  # where only one token came, the next step's
     seen = torch.bincount(tokens[:, 0] * vocab + tokens[:, 1], minlength=vocab**2).double()
     expected = batch * torch.from_numpy(probs[0][:, None] * probs).flatten()
     return float(((seen - expected) ** 2 / expected).sum())
@@ -268,7 +269,7 @@ Command = list[str]
 
 
 class Parsed(Exception):
-    """Raised in place of what a command would do once its arguments are parsed, or in place of its refusal."""
+    """Raised in place of what a command would do after parsing its arguments, or of its refusal."""
 
 
 def commands(text: str) -> list[Command]:
@@ -284,8 +285,8 @@ def inline(page: str) -> list[Command]:
 
 
 def exists(command: Command, config: pytest.Config, monkeypatch: pytest.MonkeyPatch, mentioned: bool = False) -> None:
-    """Fail unless the command is there and takes its arguments; nothing of it runs. One that is only mentioned may lack
-    required ones.
+    """Fail unless the command exists and takes its arguments; nothing of it runs. One that is only mentioned may lack
+    required arguments.
     """
     program, *arguments = command
     if program == "make":
@@ -317,7 +318,7 @@ def are_of_pytest(arguments: list[str], config: pytest.Config) -> None:
         if argument.startswith("-"):
             name, equals, _ = argument.partition("=")
             value = config.getoption(name)  # ValueError: no such option
-            # A value that stands alone is a path to pytest, which then looks there for who defines the option.
+            # pytest takes a value that stands alone for a path, and looks there for whatever defines the option.
             assert equals or name[:2] != "--" or isinstance(value, bool), f"{name}=VALUE, with its sign"
         elif argument.endswith(".py") or "/" in argument:
             assert (ROOT / argument).exists(), argument
@@ -326,7 +327,7 @@ def are_of_pytest(arguments: list[str], config: pytest.Config) -> None:
 def parses(words: Command, monkeypatch: pytest.MonkeyPatch, mentioned: bool) -> None:
     """Run a module until its last parser has taken the arguments."""
     module, *arguments = words
-    if module == "bench.gpu.bench":  # it makes its folder first, named by the GPU
+    if module == "bench.gpu.bench":  # it first makes its folder, named after the GPU
         arguments += ["--folder", str(ROOT / "build/test_docs")]
     parse = ArgumentParser.parse_args
 
@@ -341,14 +342,14 @@ def parses(words: Command, monkeypatch: pytest.MonkeyPatch, mentioned: bool) -> 
         raise Parsed
 
     with monkeypatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of a module that another test has imported
+        warnings.simplefilter("ignore", RuntimeWarning)  # about a module that another test has imported
         patch.setattr(ArgumentParser, "parse_args", stop)
         patch.setattr(ArgumentParser, "error", refuse)
-        patch.setattr(Path, "exists", lambda self: True)  # a page has FOLDER where a reader has one
+        patch.setattr(Path, "exists", lambda self: True)  # pages say FOLDER where a reader would name one
         patch.setattr(sys, "argv", [module, *arguments])
         with pytest.raises(Parsed):
             if module == "specdec_kernels":
-                cli.main(arguments)  # below what makes a status of every exception
+                cli.main(arguments)  # below the level that turns every exception into a status
             else:
                 runpy.run_module(module, run_name="__main__")
 
@@ -389,7 +390,7 @@ def test_a_wrong_command_is_seen(wrong: str, pytestconfig: pytest.Config, monkey
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub makes of a page's headings."""
+    """The anchors that GitHub makes from a page's headings."""
     heads = re.findall(r"^#+ (.*)", page.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
@@ -443,7 +444,7 @@ def test_the_readme_is_one_screen_and_lines_are_readable() -> None:
 
 
 def first_cells(page: str, heading: str) -> list[str]:
-    """The names in backquotes in the first column of the table whose first heading is this."""
+    """The names in backquotes in the first column of the table whose first heading this is."""
     text = (ROOT / page).read_text()
     tables = re.findall(rf"^\| {re.escape(heading)} \|.*\n(?:\|.*\n)+", text, flags=re.MULTILINE)
     return [
@@ -452,7 +453,7 @@ def first_cells(page: str, heading: str) -> list[str]:
 
 
 def rules_of(call: Callable[[], object]) -> list[str]:
-    """The acceptance rules that an op names when it refuses another one."""
+    """The acceptance rules that an op names when it refuses an unknown one."""
     with pytest.raises(ValueError, match="acceptance must be one of") as refused:
         call()
     return str(refused.value).partition("one of ")[2].partition(", got")[0].split(", ")
@@ -486,8 +487,8 @@ def test_the_tables_of_drafters_laws_and_flags_have_them_all() -> None:
 
 
 class Example(NamedTuple):
-    """Of what an example's patch adds: the tests that it adds and those that find it, as pytest is asked for them; and
-    those that ask for what the page's end leaves to do.
+    """For an example's patch, as arguments of pytest: the tests that it adds and those that find it; and those that ask
+    for what the page's end leaves to do.
     """
 
     tests: str
@@ -519,7 +520,7 @@ def patch_of(page: str) -> str:
 
 @pytest.mark.parametrize("what", MOST_PLACES)
 def test_a_thing_is_added_in_few_places(what: str) -> None:
-    """Those of its page's patch, of which CONTRIBUTING has the number, or else those that it names."""
+    """They are those of its page's patch, whose number CONTRIBUTING states, or else those that it names."""
     article, name = what.split(" ", 1)
     (row,) = re.findall(rf"^\| {article} \*\*{name}\*\* .*", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     if page := re.search(r"\]\((docs/adding-.*?\.md)\)", row):
@@ -533,8 +534,8 @@ def test_a_thing_is_added_in_few_places(what: str) -> None:
 
 @pytest.fixture(scope="session")
 def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources with the patches of all pages, each of which applies by itself, and what is compiled built:
-    the CPU kernels here, from objects of this tree where they are still good, the emulated ones by the first test.
+    """A copy of the sources with all pages' patches, each of which also applies by itself, and the compiled parts
+    built: the CPU kernels here, reusing this tree's valid objects; the emulated ones by the first test.
     """
     copy = tmp_path_factory.mktemp("patched")
     for folder in (*SOURCES, "build/obj/_C_cpu", "build/obj/_C_emulated"):
@@ -551,7 +552,7 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_in(copy: Path, *command: str, status: int = 0) -> str:
-    """What a command of Python prints there; its exit status is to be `status`."""
+    """The output of a Python command in that folder; its exit status must be `status`."""
     environment = {**os.environ, "PYTHONPATH": str(copy), "SPECDEC_CUDA": "0"}
     done = subprocess.run([sys.executable, *command], cwd=copy, capture_output=True, text=True, env=environment)
     assert done.returncode == status, done.stdout + done.stderr
@@ -564,7 +565,7 @@ def run_in(copy: Path, *command: str, status: int = 0) -> str:
 @pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patch")
 @pytest.mark.parametrize("page", EXAMPLES)
 def test_an_examples_patch_is_all_that_it_takes(page: str, patched: Path) -> None:
-    """What the patch of the page adds works on every backend, and no test that finds it asks for more than the page."""
+    """What the page's patch adds works on every backend, and no test that finds it asks for more than the page does."""
     tests, left = EXAMPLES[page]
     options = "-m pytest -v -p no:cacheprovider --tier=all --cases=60 --tb=short python_tests -k".split()
     report = run_in(patched, *options, tests, status=int(bool(left)))

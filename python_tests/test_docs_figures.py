@@ -1,7 +1,7 @@
 """Every figure in a table of docs/benchmarks.md, docs/what-it-gains.md and README.md is that of bench/results.
 
 A table is announced by a comment, ``<!-- figures: NAME -->``; `NAMES` of docs_figures.py says what its cells must hold,
-from the words of its first column and of its heading. A table without such a comment fails, but for those in
+given the words of its first column and of its heading. A table without such a comment fails, unless it is in
 `WORDS_ONLY`.
 """
 
@@ -109,7 +109,7 @@ def test_a_wrong_figure_is_seen() -> None:
 
 
 def as_it_is_now(command: str) -> str:
-    """With the present names of options: some had others when results were taken."""
+    """With the present names of options: some had other names when the results were taken."""
     for before, now in (
         (" --json", " --save"), (" --batches ", " --batch "), ("engine --tokens ", "engine --max-new-tokens "),
     ):  # fmt: skip
@@ -118,7 +118,7 @@ def as_it_is_now(command: str) -> str:
 
 
 def test_the_commands_are_those_of_the_results() -> None:
-    """Each result that docs/benchmarks.md quotes stands there with the command that it was taken with."""
+    """Each result that docs/benchmarks.md quotes appears there with the command that produced it."""
     text = as_it_is_now(" ".join((ROOT / "docs/benchmarks.md").read_text().replace("\\\n", "").split()))
     for name in (
         "end_to_end", "end_to_end_quote", "medusa_trees", "in_transformers", "vllm_engine",
@@ -140,7 +140,7 @@ def test_the_commands_are_those_of_the_results() -> None:
 
 
 def test_the_cascades_figures_are_of_their_results() -> None:
-    """``python -m bench.cascades report`` draws all anew."""
+    """``python -m bench.cascades report`` redraws all of them."""
     for task, names in {
         "rewriting": ("-rejections", "-target-calls", "-seconds", "-variants"),
         "draft-lengths": ("",),
@@ -153,7 +153,7 @@ def test_the_cascades_figures_are_of_their_results() -> None:
 
 
 def test_the_ops_figures_are_of_their_results() -> None:
-    """A figure carries a revision of the rows that it was drawn of: ``python -m bench.plot FOLDER`` draws all anew."""
+    """A figure carries a revision of the rows it was drawn from: ``python -m bench.plot FOLDER`` redraws all."""
     drawn = [file for file in INTEL.glob("*.json") if "provider" in results(file.stem, INTEL)["rows"][0]]
     assert len(drawn) >= 9
     for file in drawn:

@@ -1,4 +1,4 @@
-"""What the pages say in words of a GPU's figures is that of the results."""
+"""What the pages say in words about a GPU's figures agrees with the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures in sentences of the pages, and what their sentences say of tables, is what bench/results holds."""
+"""Figures in sentences of the pages, and what these sentences say about tables, agree with bench/results."""
 
 from __future__ import annotations
 

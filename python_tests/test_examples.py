@@ -43,7 +43,7 @@ def test_the_plain_loop_is_greedy_decoding_at_temperature_0() -> None:
 
 @pytest.mark.slow
 def test_the_plain_loop_has_the_targets_distribution() -> None:
-    """The first two tokens of many answers, against both steps of the target's own distribution."""
+    """The first two tokens of many answers, compared with both steps of the target's own distribution."""
     vocab, runs, ids = 4, 400, torch.tensor([[1, 2]])
     target = tiny("llama", 1, vocab_size=vocab, initializer_range=0.25)
     draft = tiny("llama", 2, vocab_size=vocab, initializer_range=0.25)
@@ -59,14 +59,14 @@ def test_the_plain_loop_has_the_targets_distribution() -> None:
         made = loop(target, draft, ids, sk.SamplingParams(), seed=seed, num_draft=2, max_new_tokens=2)[0, 2:].tolist()
         counts[made[0] * vocab + made[1]] += 1
     order = expected.argsort(descending=True)
-    often = int((expected[order] * runs >= 5).sum())  # the others count as one
+    often = int((expected[order] * runs >= 5).sum())  # the others are pooled into one
     found, theirs = ([*x[order[:often]].tolist(), float(x[order[often:]].sum())] for x in (counts, expected * runs))
     assert often >= 8 and stats.power_divergence(found, theirs, lambda_="log-likelihood").pvalue > 1e-6
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_the_own_loop_is_the_model_s(compiled: bool) -> None:
-    """Prompts of different lengths, plainly and with drafts, against the same model in transformers."""
+    """Prompts of different lengths, plainly and with drafts, compared with the same model in transformers."""
     target = tiny("llama", 1)
     ids, mask = prompts(3, 9, 6)
     lean = example("own_loop").LeanLlama(target, compile=compiled)
@@ -97,7 +97,7 @@ def test_the_own_loop_s_logits_are_the_model_s_in_half_precision() -> None:
 
 
 class Markov(ModuleType):
-    """Stands in for the module `llama_cpp`: a model whose next token depends on the last one alone, and a cache that
+    """Stands in for the module `llama_cpp`: a model whose next token depends only on the last one, and a cache that
     must be fed in order. `make test-llama-cpp` runs the same program in llama.cpp itself.
     """
 
@@ -153,13 +153,13 @@ def markov(monkeypatch: pytest.MonkeyPatch) -> Markov:
 
 
 def test_the_loop_around_llama_cpp_is_greedy_decoding_at_temperature_0(markov: Markov) -> None:
-    """Four tokens that follow one another in a circle: what lookup drafts is accepted."""
+    """Four tokens that follow one another in a cycle: what lookup drafts is accepted."""
     markov.table = 9 * torch.eye(5)[[1, 2, 3, 0, 0]]
     prompt = [0, 1, 2, 3] * 3 + [0]
     text, steps = example("llama_cpp_loop").speculate(markov, prompt, sk.SamplingParams(0.0), max_new_tokens=12)
     assert text == [0, 1, 2, 3] * 6 + [0] and steps == 2
     assert markov.calls == steps + 2  # the prompt took two
-    markov.table[0, 4] = 10  # now the end comes after the 0
+    markov.table[0, 4] = 10  # now the end follows the 0
     text, _ = example("llama_cpp_loop").speculate(markov, prompt, sk.SamplingParams(0.0), max_new_tokens=12)
     assert text == [*prompt, 4]
 

@@ -1,4 +1,4 @@
-"""What goes wrong outside an argument's type: broken drafters, memory, disks, files, options, runners in use."""
+"""What goes wrong apart from an argument's type: broken drafters, memory, disks, files, options, runners in use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IDS = torch.tensor([[3, 4, 5], [6, 7, 8]])
 
 
 class Proposing(sk.Drafter):
-    """Proposes whatever `make` gives."""
+    """Proposes whatever `make` returns."""
 
     def __init__(self, make: Callable[[DecodingState, int], Any]) -> None:
         self.make = make

@@ -1,4 +1,4 @@
-"""What `sk.laws` refuses, and what the ops get of them."""
+"""What `sk.laws` refuses, and what the ops receive from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md quotes messages that exist, and every message that does not explain itself."""
+"""docs/troubleshooting.md quotes existing messages, and every message that does not explain itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOT_FOR_USERS = {"UnknownNoise", "AttributeError", "ArgumentTypeError", "shape_e
 
 
 def template(node: ast.AST) -> str | None:
-    """A string, … for what differs; None for what is none."""
+    """A string, with … for its variable parts; None for anything else."""
     if isinstance(node, ast.Constant):
         return node.value.replace("%s", "…") if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
@@ -44,7 +44,7 @@ def strings() -> list[str]:
 
 
 def raised() -> Iterator[tuple[str, str]]:
-    """Where the package raises or warns, and what it says."""
+    """Where the package raises or warns, and the message."""
     for path, tree in python()[1:]:
         for node in ast.walk(tree):
             call = node.exc if isinstance(node, ast.Raise) else node
@@ -53,7 +53,7 @@ def raised() -> Iterator[tuple[str, str]]:
             name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
             text = template(call.args[0])
             if text and name not in NOT_FOR_USERS and (isinstance(node, ast.Raise) or name in CALLS):
-                if path.name != "noise.py":  # of `audit`, which speaks for torch
+                if path.name != "noise.py":  # of `audit`, which speaks in torch's name
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", text
 
 

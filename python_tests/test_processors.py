@@ -109,7 +109,7 @@ def test_processors_with_other_counts() -> None:
     assert torch.equal(changed, sk.warp_probs(x, processors=sk.Processors(**fields, token_counts=other)))
     assert torch.equal(before, sk.warp_probs(x, processors=given)) and not torch.equal(before, changed)
     again, held = given, []
-    for _ in range(2000):  # a loop that makes its own anew at each step
+    for _ in range(2000):  # as in a loop that makes its own anew at each step
         held = [*held[-1:], weakref.ref(again.token_counts)]
         again = again.with_counts(counts.clone())
     assert torch.equal(before, sk.warp_probs(x, processors=again)) and held[0]() is None
@@ -187,7 +187,7 @@ def test_processors_refuse(fields: dict[str, Any], error: type[Exception], messa
 
 
 def test_where_nothing_stops_nothing_is_counted() -> None:
-    """Whatever `min_tokens` says, with or without other biases."""
+    """Whatever `min_tokens` is, with or without other biases."""
     for more in ({}, {"logit_bias": {3: 1.0}}):
         processors = sk.Processors(min_tokens=1, stop_token_ids=[], **more)
         assert int(sk.sample(torch.eye(5)[2:3], sk.SamplingParams(0.0), processors=processors).token) == 2
@@ -212,7 +212,7 @@ def test_ops_refuse(processors: Any, error: type[Exception], message: str) -> No
 
 
 def test_tensors_are_copied_but_for_those_of_a_step() -> None:
-    """What is given for one id several times adds up."""
+    """Values given several times for one id add up."""
     x, counts = torch.randn(2, 9, generator=torch.Generator().manual_seed(2)), COUNTS.clone()
     ids, values, bitmask = torch.tensor([3, 3]), torch.tensor([0.5, 0.25]), torch.full((2, 1), -1, dtype=torch.int32)
     tensors = {

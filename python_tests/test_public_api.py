@@ -55,7 +55,7 @@ def test_every_exported_name_exists_and_is_documented() -> None:
 
 
 def test_what_holds_arrays_is_equal_to_itself_alone() -> None:
-    """Comparing tensors and arrays has no truth value: a dataclass that compared its fields would raise."""
+    """Comparing tensors or arrays has no truth value: a dataclass that compared its fields would raise."""
 
     def holds(kind: Any) -> bool:
         of_arrays = kind in (torch.Tensor, np.ndarray) or typing.get_origin(kind) is np.ndarray
@@ -160,7 +160,7 @@ def test_parts_that_were_built_from_other_sources_are_refused(monkeypatch: pytes
     monkeypatch.setattr(native, "contract", lambda: 1)
     with pytest.raises(ImportError, match=r"_C_cpu\.so was built from other sources than these: build again"):
         native.load(OPS)
-    monkeypatch.setattr(native, "_FOLDER", tmp_path)  # no library: of the host module then
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)  # without libraries, the host module's
     monkeypatch.setattr(native, "_problems", {})
     with pytest.raises(ImportError, match="_host was built from other sources"):
         native.load(OPS)
@@ -192,7 +192,7 @@ def test_sampling_params_accept_what_is_off() -> None:
 
 
 def test_a_temperature_just_below_what_float32_holds_is_greedy() -> None:
-    """To float32 it would be rounded up to a number that is not."""
+    """Rounded to float32 it would become a number that is not greedy."""
     below, flat = math.nextafter(2.0**-126, 0.0), torch.zeros(1, 1, 8)
     for temperature in (below, torch.tensor([below], dtype=torch.float64)):
         params = sk.SamplingParams(temperature)  # type: ignore[arg-type]

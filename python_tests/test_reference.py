@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
 
 def described(text: str) -> tuple[set[str], list[Entry]]:
-    """The modules and the names that a page's directives describe."""
+    """The modules and names that a page's directives describe."""
     modules, entries, current = set(), [], ""
     for kind, name in re.findall(r"^\.\. (\w+):: ([\w.]+)$", text, flags=re.MULTILINE):
         if kind in ("automodule", "currentmodule"):
@@ -93,7 +93,7 @@ def test_every_page_is_listed() -> None:
 
 
 def test_the_notebook_is_committed_without_outputs() -> None:
-    """They hold times, which no two runs share: `make docs` runs it, and shows them in the built page."""
+    """They hold times, which no two runs share: `make docs` runs it and shows them in the built page."""
     notebook = json.loads((ROOT / "docs/ten-minutes.ipynb").read_text())
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert code and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)

@@ -147,7 +147,7 @@ def test_group(x):
     ("minutes", "said"), [(10, "1 failed, 33 passed"), (1e-9, "33 skipped")], ids=["a process dies", "no time"]
 )
 def test_every_test_runs_once_or_is_counted(minutes: float, said: str, tmp_path: Path) -> None:
-    """Also where a process dies in the middle of a group: another takes the rest, as with xdist's own scheduler."""
+    """Also if a process dies in the middle of a group: another one takes the rest, as with xdist's own scheduler."""
     (tmp_path / "conftest.py").write_text(CONFTEST.format(root=str(ROOT), minutes=minutes))
     (tmp_path / "test_some.py").write_text(SOME)
     options = "-q -p no:cacheprovider -c /dev/null -n 2 --dist loadgroup".split()
@@ -159,7 +159,7 @@ def test_every_test_runs_once_or_is_counted(minutes: float, said: str, tmp_path:
 
 
 class Terminal:
-    """What was written."""
+    """Records what is written."""
 
     def __init__(self, isatty: bool) -> None:
         self.isatty, self.text = isatty, ""
@@ -201,7 +201,7 @@ def test_progress_is_one_line_and_failures_are_named(isatty: bool, monkeypatch: 
 
 
 def test_work_for_a_process_that_has_just_died_is_handed_out_again() -> None:
-    """Between its end and the moment that it is noticed, nothing can be sent to it."""
+    """Nothing can be sent to it between its end and the moment when that is noticed."""
     one = Mock(spec=["send_runtest_some"])
     one.send_runtest_some.side_effect = BrokenPipeError
     scheduling = object.__new__(Scheduling)

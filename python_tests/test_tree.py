@@ -1,4 +1,4 @@
-"""`DraftTree` against plain Python, and what is no tree."""
+"""`DraftTree` compared with plain Python, and what is not a tree."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_everything_follows_from_the_parents(given: list[int]) -> None:
 @given(st.lists(st.lists(st.integers(-3, 12), min_size=9, max_size=9), min_size=1, max_size=4), st.integers(0, 5))
 @settings(max_examples=80)
 def test_what_is_no_tree_is_pruned_on_the_device(given: list[list[int]], max_depth: int) -> None:
-    """Cycles, orphans, second roots, nodes too deep, and all that hangs from them."""
+    """Cycles, orphans, second roots, nodes too deep, and everything below them."""
     tree = DraftTree.from_parents(torch.tensor(given), max_depth)
     for b, row in enumerate(given):
         depth = [0]
@@ -122,7 +122,7 @@ def test_flex_attention_takes_the_mask() -> None:
 
 
 def test_attention_through_the_mask_is_that_along_each_path() -> None:
-    """Each node's attention is that of the plain sequence context + path."""
+    """Each node's attention equals that of the plain sequence context + path."""
     tree, context, rng = DraftTree.from_parents(BUSHY), 4, torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(1, 2, context + 9, 8, generator=rng) for _ in range(3))
     out = torch.nn.functional.scaled_dot_product_attention(
@@ -144,7 +144,7 @@ def test_choices_and_products() -> None:
 
 
 def brute_force(accuracy: np.ndarray, max_nodes: int) -> float:  # type: ignore[type-arg]
-    """The largest sum of node values: of nodes that are worth no more than their parents, the best are a tree."""
+    """The largest sum of node values: as no node is worth more than its parent, the best nodes form a tree."""
     values = []
     for k in range(1, accuracy.shape[0] + 1):
         for ranks in itertools.product(range(accuracy.shape[1]), repeat=k):
@@ -165,7 +165,7 @@ def test_the_calibrated_tree_is_the_best_of_its_size(given: list[list[float]], m
         above, rank = int(tree.parents[node]), int(tree.ranks[node])
         worth.append(worth[above] * accuracy[int(tree.depth[node]) - 1, rank])
     assert sum(worth[1:]) == pytest.approx(tree.expected_accepted_length, rel=1e-9, abs=1e-12)
-    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(worth[1:]))  # the best first
+    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(worth[1:]))  # the best ones first
 
 
 @given(st.lists(parents(), min_size=1, max_size=3))
@@ -244,7 +244,7 @@ def test_wrong_types(parents: object) -> None:
 
 
 def test_the_device_is_never_asked() -> None:
-    """Built from a tensor without a look at its values: fake tensors have none."""
+    """Built from a tensor without reading its values: fake tensors have none."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():

@@ -1,4 +1,4 @@
-"""Figures are written as those that stood there."""
+"""Figures are written in the form of those that they replace."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ GOOD: Calls = {
         MedusaHeads, lambda: {"hidden_size": 4, "num_heads": 2, "token_map": sk.TokenMap(torch.arange(3))},
     ),
 }  # fmt: skip
-ALLOWED: dict[str, Callable[[Any], bool]] = {  # although the annotation does not tell
+ALLOWED: dict[str, Callable[[Any], bool]] = {  # although the annotation does not say so
     "streamer": lambda value: value is None or callable(value),
     "dtype": lambda value: value is torch.float32,
     "logit_bias": lambda value: isinstance(value, dict),

@@ -1,4 +1,4 @@
-"""Methods refuse wrong arguments as functions do (see wrong_values.py), and nothing public escapes these walks."""
+"""Methods refuse wrong arguments as functions do (see wrong_values.py), and these walks miss nothing public."""
 
 from __future__ import annotations
 
@@ -136,14 +136,14 @@ def test_wrong_values_are_refused(key: str, parameter: str) -> None:
     assert not said, said
 
 
-# Made by the package, and read by its users.
+# Made by the package and read by its users.
 RESULTS = {
     "Draw", "GatherOutput", "GenerationOutput", "GenerationStats", "Margins", "Provenance", "RowStats", "ShardDraw",
     "ShardStats", "Status", "TokenLogprobs", "VerifyOutput", "analysis.measured.Acceptance",
     "analysis.measured.Estimate", "analysis.measured.StepCosts", "analysis.measured.Watched", "analysis.planner.Choice",
     "analysis.planner.Plan", "audit.Finding", "audit.Loop", "audit.Report", "audit.Row", "testing.Pieces",
 }  # fmt: skip
-# What `generate` calls, and what it calls with.
+# What `generate` calls, and what it calls it with.
 OF_THE_LOOP = (
     "decoding.DecodingState",
     "decoding.Prompt",
@@ -159,13 +159,13 @@ def is_of_the_loop(name: str, call: Callable[..., Any]) -> bool:
 
 
 def raises_section(call: Callable[..., Any]) -> bool:
-    """In its docstring, of a class in one of those that it is made of."""
+    """Whether its docstring has the section; for a class, the docstring of it or of one of its bases."""
     described = call.__mro__ if isinstance(call, type) else (call,)
     return any(re.search(r"^ *Raises\n *------\n", one.__doc__ or "", re.MULTILINE) for one in described)
 
 
 def test_everything_public_says_what_it_raises() -> None:
-    """But for formulas, figures and prompts, of which it goes without saying."""
+    """Except for formulas, figures and prompts, where it goes without saying."""
     unsaid = ("analysis.", "assets.", "CostTable.")
     silent = [
         name

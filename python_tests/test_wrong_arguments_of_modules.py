@@ -84,7 +84,7 @@ def sglang(name: str) -> dict[str, Any]:
 
 
 def assisted_generation(*, num_speculative_tokens: int | str | None = None, acceptance: str = "token") -> None:
-    """The block entered: that of a context manager is all that runs."""
+    """Enters the block: all that runs is the context manager's own code."""
     from specdec_kernels.integrations.transformers import assisted_generation as block
 
     with block(num_speculative_tokens=num_speculative_tokens, acceptance=acceptance):
@@ -95,7 +95,7 @@ def generate(
     *, drafter: sk.Drafter | None = None, num_speculative_tokens: int | str | None = None, acceptance: str = "token",
     seeds: Tensor | None = None, streamer: Any = None,
 ) -> None:  # fmt: skip
-    """What a user gives it of its parameters; the others are transformers' own."""
+    """The parameters that a user passes; the others are transformers' own."""
     from specdec_kernels.integrations.transformers import generate as loop
 
     model().generate(
@@ -107,7 +107,7 @@ def generate(
 
 @functools.wraps(sk.distributed.verify_chain)
 def sharded(**given: Any) -> sk.VerifyOutput:
-    """In the group of this process alone."""
+    """In a group of this process alone."""
     return sk.distributed.verify_chain(**given)
 
 
@@ -255,7 +255,7 @@ def parameters_of(module: Any, name: str) -> list[str]:
 
 
 def public(module: str) -> list[str]:
-    """Functions and classes of a module that are its own, or in its list."""
+    """A module's own functions and classes, or those in its list."""
     loaded = importlib.import_module(f"specdec_kernels.{module}")
     names = getattr(loaded, "__all__", None) or [
         name for name, value in vars(loaded).items() if getattr(value, "__module__", None) == loaded.__name__
@@ -270,7 +270,7 @@ ROWS = [{
     "ratio_max": 1.0, "setting": "T = 1", "rule": "Chow", "alpha": 0.1, "word_accuracy": 0.5, "standard_error": 0.1,
     "target_calls_per_token": 0.5,
 }]  # fmt: skip
-# Of each module: what makes arguments for a function of it, and which take none, or give out what they are made of.
+# For each module: what makes a function's arguments; and functions that take none, or return what they are made of.
 MODULES: dict[str, tuple[Callable[[str], dict[str, Any]], set[str]]] = {
     "integrations.flashinfer": (flashinfer, set()),
     "integrations.flashinfer_pipeline": (pipeline, {"LogitsProcessor", "TensorType"}),
@@ -343,7 +343,7 @@ ALLOWED: dict[str, Callable[[Any], bool]] = {
     "save-command": lambda value: isinstance(value, str),
     "save-description": lambda value: isinstance(value, str),
     "prepare-tokenizer": lambda value: True,  # looked at when there is text to make: below
-    **dict.fromkeys(("seed", "offset"), lambda value: isinstance(value, int)),  # any, by its last 64 bits
+    **dict.fromkeys(("seed", "offset"), lambda value: isinstance(value, int)),  # any: only its last 64 bits count
 }
 
 

@@ -20,12 +20,12 @@ from specdec_kernels import cli
 ROOT = Path(__file__).resolve().parents[1]
 if not (ROOT / "bench").exists():
     pytest.skip("a source distribution holds no benchmarks", allow_module_level=True)
-BEFORE_THE_PACKAGE = (  # is there, or beside it: their numbers are argparse's own
+BEFORE_THE_PACKAGE = (  # the package may be missing when these run, or is not used: their numbers are argparse's own
     "bench.gpu_report", "bench.gpu.build", "bench.gpu.suite", "bench.gpu.sanitizer", "bench.vllm_engine",
 )  # fmt: skip
 WRITTEN = {"backbone", "draft", "figure", "folder", "heads", "journal", "json", "logs", "output", "save"}
 """Options with paths that are made; what is read from must be there."""
-FREE = {  # text that is looked at where its meaning is known, and what looks
+FREE = {  # text that is checked where its meaning is known, and what checks it
     "prompt": "any text", "verifier": "test_audit", "drafter": "test_audit", "cases": "test_audit",
     "arguments": "their own",
     "case": "test_run", "providers": "test_run", "parts": "test_gpu_report", "name": "a file's", "tool": "a program's",
@@ -88,7 +88,7 @@ def wrong(name: str, action: argparse.Action) -> list[str]:
     return ["no such device"] if kind.__name__ == "device" else NUMBERS  # type: ignore[union-attr]
 
 
-# Names alone: what a benchmark imports, only its own test does.
+# Names only: a benchmark's imports are left to its own test.
 COMMANDS = ["specdec", *(f"specdec {name}" for name in cli._COMMANDS), *modules()]
 
 

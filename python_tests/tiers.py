@@ -1,17 +1,17 @@
 """What `make test` runs: the short tier. `make test-all` runs both, ``--tier=long`` what the short one leaves out.
 
-Of every test the short tier runs a choice of its parametrised cases, on each backend another one:
+Of every test the short tier runs a selection of its parametrised cases, a different one on each backend:
 
-- without a backend, by the CPU kernels with the machine's widest instruction set, and on a GPU, so many that each pair
-  of values of two parameters occurs: all cases of a test with one parameter or two;
-- by the other instruction sets, by the reference and by the emulated CUDA kernels, so many that each value of each
-  parameter occurs;
-- by interpreted Triton, the slowest, one;
-- at most so many as the test's mark ``short`` says: of all its ``cases``, of those ``emulated`` or by ``triton``.
+- without a backend, by the CPU kernels with the machine's widest instruction set, and on a GPU: enough for each pair of
+  values of two parameters to occur, i.e. all cases of a test with one parameter or two;
+- by the other instruction sets, by the reference and by the emulated CUDA kernels: enough for each value of each
+  parameter to occur;
+- by interpreted Triton, the slowest: one;
+- at most as many as the test's mark ``short`` says: of all its ``cases``, of those ``emulated`` or by ``triton``.
 
-By interpreted Triton, in every tier, only cases with the values that the test's mark ``on_triton`` names are run.
+By interpreted Triton, in every tier, only cases with the values named in the test's mark ``on_triton`` run.
 
-A test marked ``long`` is left out, and so are the cases of a parameter's value marked so.
+A test marked ``long`` is left out, and so are the cases of a parameter value marked so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from python_tests import interpreted
 from specdec_kernels.backends import native
 
 TIERS = ("short", "long", "all")
-LEAST = 3  # of those that each value occurs in
+LEAST = 3  # of the cases in which each value occurs
 TRITON = 1
 
 
@@ -38,14 +38,14 @@ def run(items: Sequence[Any], tier: str) -> list[Any]:
 
 
 def marked_for_triton(items: Sequence[Any]) -> list[Any]:
-    """Of one test's cases by interpreted Triton those with the values that the test's mark names."""
+    """Of one test's cases by interpreted Triton, those with the values that the test's mark names."""
     marker = items[0].get_closest_marker("on_triton")
     wanted = {} if marker is None else marker.kwargs
     return [item for item in items if wanted.items() <= item.callspec.params.items()]
 
 
 def short(items: Sequence[Any]) -> list[Any]:
-    """Those that the short tier runs."""
+    """The cases that the short tier runs."""
     items = [item for item in items if item.get_closest_marker("long") is None]
     if len(items) < 2:
         return items
@@ -61,7 +61,7 @@ def short(items: Sequence[Any]) -> list[Any]:
 
 
 def kind_of(backend: Any) -> str:
-    """Which of the rules above chooses a backend's cases; "cases" for a test without a backend."""
+    """Which of the above rules selects a backend's cases; "cases" for a test without a backend."""
     if getattr(backend, "interpreted", False):
         return "triton" if backend.by_interpreter else "emulated"
     widest = getattr(backend, "capability", None) in (None, native.cpu_capability())
@@ -77,7 +77,7 @@ def pairwise(items: Sequence[Any], seed: str) -> list[Any]:
     left = random.Random(seed).sample(list(items), len(items))
     chosen, seen = [], set[Any]()
     most_new = max(map(len, pairs.values()))
-    while most_new:  # those that show most that is new come first
+    while most_new:  # items that cover the most new pairs come first
         for item in left:
             if len(pairs[id(item)] - seen) >= most_new:
                 chosen.append(item)

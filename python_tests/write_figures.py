@@ -1,9 +1,9 @@
-"""Writes the figures of bench/results into the tables of the pages, as `test_docs_figures` wants them there.
+"""Writes the figures of bench/results into the pages' tables, in the form that `test_docs_figures` expects.
 
     python -m python_tests.write_figures
 
-What a cell has beside its figures stays, and so does how many figures it has: where results have more or fewer, the
-test says so. What the text says of them, and whether a goal is reached, is for a reader to write.
+The other contents of a cell stay, and so does its number of figures: if results have more or fewer, the test says so.
+What the text says about the figures, and whether a goal is reached, is left to a person.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RULER = re.compile(r"[|:\- ]+")
 
 
 def shown(value: float, old: str) -> str:
-    """As the figure that stands there is written: with two digits or all before the point, or with as many decimals."""
+    """As the figure it replaces is written: with two digits or all before the point, or with as many decimals."""
     if agrees(old, value):
         return old
     decimals = len(old.partition(".")[2])

@@ -1,8 +1,8 @@
 """Wrong values for each kind of argument, and how a function refuses them.
 
-A public function's signature is walked: each parameter is given, in an otherwise good call, values that its annotation
-excludes. They must be refused by TypeError or ValueError, in a message that begins with the function's name and holds
-the parameter's.
+A public function's signature is walked: in an otherwise good call, each parameter is given values that its annotation
+excludes. They must be refused by TypeError or ValueError, in a message that begins with the function's name and
+contains the parameter's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEQUENCES = ("Sequence", "Iterable", "list", "tuple", "NDArray")
 
 
 def excluded(annotation: str) -> list[Any]:
-    """Values of no type that `annotation` names; numbers that no range has, strings that are no name."""
+    """Values of no type that `annotation` names; numbers outside every range, and strings that are not valid names."""
     kinds = set(re.findall(r"\w+", annotation))
     if "ArrayLike" in kinds:
         kinds |= {"float", "list"}
@@ -57,7 +57,7 @@ def excluded(annotation: str) -> list[Any]:
 
 
 def spoilt(x: Tensor) -> Iterator[Tensor]:
-    """Tensors of another dtype or layout than `x`; none of them is an argument of any function."""
+    """Tensors of another dtype or layout than `x`; no function takes any of them."""
     yield x.to(torch.complex64)
     yield x.to(torch.complex64).conj()
     yield x.to(torch.int16)
@@ -68,14 +68,14 @@ def spoilt(x: Tensor) -> Iterator[Tensor]:
 
 
 def elsewhere(x: Tensor) -> Iterator[Tensor]:
-    """Of another shape or device than `x`: wrong, or another argument is, unless the function takes any."""
+    """Of another shape or device than `x`: wrong, or at odds with another argument, unless the function takes any."""
     yield x.to("meta")
     yield x[None, None, None]
     yield x.reshape(-1)[:0].reshape(0, 0, 0, 0)
 
 
 def names_in_messages(call: Callable[..., Any]) -> str:
-    """What a message may begin with, as a pattern: the name of a function, or of a method or its class."""
+    """A pattern for what a message may begin with: the name of a function, or of a method or its class."""
     owner = getattr(call, "__self__", None)
     names = (
         [call.__qualname__.partition(".")[0]]
@@ -86,7 +86,7 @@ def names_in_messages(call: Callable[..., Any]) -> str:
 
 
 def parameters(calls: Calls) -> list[Any]:
-    """Each parameter once, in its first good call that gives it or else in the first."""
+    """Each parameter once, in the first good call that passes it, or else in the first call."""
     found: dict[tuple[str, str], str] = {}
     names = {key: set(make()) for key, (_, make) in calls.items()}
     for key, (call, _) in calls.items():
@@ -110,8 +110,8 @@ def complaints(
     allowed: Callable[[Any], bool],
     also: str = "",
 ) -> str:
-    """A line for each wrong value of `parameter` that is not refused as it should be, in the name of `call` or `also`;
-    `allowed` are taken.
+    """One line for each wrong value of `parameter` that is not refused as it should be, in the name of `call` or
+    `also`; values in `allowed` are accepted.
     """
     signature = inspect.signature(call).parameters[parameter]
     good = make().get(parameter, signature.default)
@@ -139,7 +139,7 @@ def _shown(value: Any) -> str:
 
 
 def complaint_of(call: Callable[..., Any], given: dict[str, Any], parameter: str, also: str) -> str | None:
-    """What is wrong with how a bad `parameter` is refused; None: nothing is."""
+    """What is wrong with how a bad `parameter` is refused; None if nothing is."""
     try:
         call(**given)
     except (TypeError, ValueError) as error:
@@ -159,7 +159,7 @@ def logits(*shape: int) -> Tensor:
 
 
 def tables() -> Iterator[Calls]:
-    """`GOOD` of each file of tests of wrong arguments."""
+    """`GOOD` of each test file for wrong arguments."""
     for file in sorted(Path(__file__).parent.glob("test_wrong_arguments*.py")):
         good: Calls = importlib.import_module(f"python_tests.{file.stem}").GOOD
         yield good

@@ -105,7 +105,7 @@ class NgramIndex:
         Parameters
         ----------
         tokens
-            [num_sequences, n] int64. What stands behind a row's count is not looked at (it may be -1).
+            [num_sequences, n] int64. What follows a row's count is not looked at (it may be -1).
         counts
             [num_sequences] int32 or int64, each in [0, n]. None: whole rows.
         """
@@ -361,7 +361,7 @@ def _grams(tokens: Sequence[int], end: int, min_ngram: int, max_ngram: int) -> I
 def gumbel_noise(keys: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return the noise ([n] float32) of each token ([n] int64, in [0, 2**31)) under its key ([n] int64).
 
-    That by which `sample` and ``verify_chain(acceptance="match")`` draw: see `noise_keys`.
+    It is the noise that `sample` and ``verify_chain(acceptance="match")`` draw with: see `noise_keys`.
     """
     _check_array("gumbel_noise", "tokens", tokens, ("int64",), (None,), "[n]")
     _check_tokens("gumbel_noise", tokens.tolist())

@@ -1,4 +1,4 @@
-"""Checks of arguments and the one form of what they say: ``function: argument must be …, got …``."""
+"""Checks of arguments, and the one form of their messages: ``function: argument must be …, got …``."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def check_id_tensor(caller: str, name: str, value: object, dtypes: tuple[torch.d
 
 
 def check_int(caller: str, name: str, value: object, lowest: int, highest: int | None) -> int:
-    """`value`; raises unless it is an integer in ``[lowest, highest]``; no `highest`: that of 64 bits."""
+    """`value`; raises unless it is an integer in ``[lowest, highest]``; without `highest`, the 64-bit maximum."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{caller}: {name} must be an integer, got {type(value).__name__}")
     most = 2**63 - 1 if highest is None else highest
@@ -138,7 +138,7 @@ def check_one_of(caller: str, name: str, value: object, names: Collection[str]) 
 
 
 def check_instance(caller: str, name: str, value: object, kind: type | tuple[type, ...], words: str) -> None:
-    """TypeError unless `value` is of `kind`, in words for it."""
+    """TypeError unless `value` is of `kind`, which the message calls `words`."""
     if not isinstance(value, kind):
         raise TypeError(f"{caller}: {name} must be {words}, got {type(value).__name__}")
 
@@ -173,7 +173,7 @@ def check_path(caller: str, name: str, value: object, kind: type | tuple[type, .
 def check_sequence(
     caller: str, name: str, value: object, kind: type | tuple[type, ...], words: str, least: int = 1
 ) -> None:
-    """Raise unless a sequence of at least so many of `kind`, in words for it; text is none, and a bool no integer."""
+    """Raise unless a sequence of at least `least` of `kind`, called `words`; text is no sequence, a bool no integer."""
     wrong = not isinstance(value, Sequence) or isinstance(value, (str, bytes))
     if wrong or any(not isinstance(one, kind) or isinstance(one, bool) for one in value):  # type: ignore[attr-defined]
         raise TypeError(f"{caller}: {name} must be a sequence of {words}, got {value!r:.80}")
@@ -182,7 +182,7 @@ def check_sequence(
 
 
 def check_mapping(caller: str, name: str, value: object, key: type, kind: type, words: str) -> None:
-    """TypeError unless a mapping of `key` to `kind`, in words for it."""
+    """TypeError unless a mapping of `key` to `kind`, which the message calls `words`."""
     wrong = not isinstance(value, Mapping)
     if wrong or not all(isinstance(k, key) and isinstance(v, kind) for k, v in value.items()):  # type: ignore[attr-defined]
         raise TypeError(f"{caller}: {name} must be a mapping of {words}, got {value!r:.80}")

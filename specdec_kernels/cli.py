@@ -98,7 +98,7 @@ def _bench(arguments: list[str]) -> None:
 
 
 def _of(module: str, *first: str) -> Callable[[list[str]], int | None]:
-    """A command in a module that is imported when it is run; `first` is what its own `main` is told first."""
+    """A command in a module that is imported when it is run; `first` are the leading arguments of its own `main`."""
 
     def run(arguments: list[str]) -> int | None:
         status: int | None = importlib.import_module(f".{module}", __package__).main([*first, *arguments])
@@ -141,12 +141,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     -------
     int
         The exit status: 0 on success; 1 where `audit` or `check` found something that is not lossless; 2 where `audit`
-        could look at none of the cases or `check` not at all of them, and after an error that was foreseen, which is
-        one sentence on stderr; 130 on Ctrl-C. Bad options end the process with status 2, and so does any other
-        exception, after its traceback, where `_specdec.main` catches it.
+        could run none of the cases or `check` not all of them, and after an expected error, which is one sentence on
+        stderr; 130 on Ctrl-C. Bad options end the process with status 2, and so does any other exception, after its
+        traceback, where `_specdec.main` catches it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by who started us
+        if getattr(sys, name) is None:  # closed by the process that started us
             setattr(sys, name, open(os.devnull, mode))
     if isinstance(sys.stdout, io.TextIOWrapper):  # a letter that it cannot encode must not lose an answer
         narrow = not sys.stdout.encoding.lower().startswith("utf")

@@ -1,4 +1,4 @@
-"""The only reader of environment variables, but for `collect_env`, which reports them.
+"""The only reader of environment variables, except for `collect_env`, which reports them.
 
 ==========================  =========================================================================================
 ``SPECDEC_CHECK``           1: an op raises when a status flag is set (a host synchronisation a call). Default 0
@@ -96,7 +96,7 @@ def reload() -> Settings:
         cache=_cache_folder(),
         vllm=_switch("SPECDEC_VLLM"),
         no_color=bool(_read("NO_COLOR")),
-        c_compiler=os.environ.get("CC"),  # as it stands: Triton calls no compiler, too, where it is set and empty
+        c_compiler=os.environ.get("CC"),  # unchanged: Triton calls no compiler if it is set but empty
     )
     return _settings
 
@@ -131,12 +131,12 @@ def _cache_folder() -> Path:
     base = _read("XDG_CACHE_HOME")  # relative paths there are invalid by the XDG specification
     if Path(base).is_absolute():
         return Path(base) / "specdec_kernels"
-    with contextlib.suppress(RuntimeError):  # a container's user may have no home: none, "/", or one that is not there
+    with contextlib.suppress(RuntimeError):  # a container's user may have no home, "/" or a missing one
         home = Path("~").expanduser()
         if home != Path("/") and os.path.isdir(home):
             return home / ".cache" / "specdec_kernels"
     name = f"specdec_kernels-{os.getuid()}"
     try:
         return Path(tempfile.gettempdir()) / name
-    except OSError:  # nor a folder that can be written to: said where something is fetched
+    except OSError:  # no writable folder either: reported when something is fetched
         return Path("/tmp", name)

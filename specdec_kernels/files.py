@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` make a file, which takes the place of `path` once it is whole.
+    """Let `write` make a file that replaces `path` once it is complete.
 
     Raises
     ------
@@ -22,8 +22,8 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         os.replace(unfinished, path)
     except BaseException as error:
         unfinished.unlink(missing_ok=True)
-        safetensors = sys.modules.get("safetensors")  # there if `write` is its
+        safetensors = sys.modules.get("safetensors")  # loaded if `write` uses it
         refused = (RuntimeError, *([safetensors.SafetensorError] if safetensors else []))
-        if isinstance(error, refused):  # their way of saying that the system refused to write
+        if isinstance(error, refused):  # what they raise when the system refuses the write
             raise OSError(f"{path} could not be written: {str(error).partition(chr(10))[0]}") from error
         raise

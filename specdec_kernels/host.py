@@ -20,7 +20,7 @@ else:
 
         COMPILED = True
     except ImportError as error:
-        # A module that was never built is a reduced install; one that is there but does not load is worth a word.
+        # A module that was never built is a reduced install; one that exists but does not load deserves a warning.
         if not isinstance(error, ModuleNotFoundError):
             warnings.warn(
                 f"specdec_kernels._host does not load ({error}); the slower pure-Python n-gram index is used",

@@ -1,7 +1,7 @@
 """Target laws: distributions other than the target's, for lossy speculative decoding and speculative cascades.
 
-A *law* is what a token is drawn from: a distribution over the vocabulary. A target law makes of the draft's
-distribution and the target's at a position the distribution π that verification produces there (Narasimhan et al.,
+A *law* is what a token is drawn from: a distribution over the vocabulary. A target law combines the draft's and the
+target's distributions at a position into the distribution π that verification produces there (Narasimhan et al.,
 "Faster Cascades via Speculative Decoding", arXiv 2405.19261, algorithm 4). With P and Q the target's and the draft's
 after the sampling transform, p and q the *raw* ones (temperature 1, nothing cut; p after processors, as P is) and H the
 entropy in nats:
@@ -19,8 +19,8 @@ entropy in nats:
 
 Pass one as ``target_law`` to `verify_chain`, `verify_packed` or `generate`, and all but `Lossy` to `verify_tree` with
 "sample"; None is lossless. All but `Lossy` need the draft's logits, because they look at the raw q, and take
-``bonus="cascade"``: then the token after a fully accepted draft is drawn from π too, for which the draft's logits of a
-chain must have one row more.
+``bonus="cascade"``: then the token after a fully accepted draft is drawn from π too, and for a chain the draft's logits
+must have one row more.
 """
 
 from __future__ import annotations
@@ -86,14 +86,13 @@ class Lossy(TargetLaw):
 
     Accepts x with probability ``min(1, P(x) / ((1 − α) Q(x)))`` and draws the recovered token from ``norm((P / β −
     Q)+)``. With A = Σ min(Q, P / (1 − α)), that gives π = ``min(Q, P / (1 − α)) + (1 − A) · norm((P / β − Q)+)``; it is
-    lemma 2's ``max(min(Q, P / (1 − α)), P / β)`` only for ``beta="exact"``, which makes that one sum to 1. Where
-    nothing is left of P / β the recovered token is drawn from P. At temperature 0 it is lossless.
+    lemma 2's ``max(min(Q, P / (1 − α)), P / β)`` only for ``beta="exact"``, which makes that maximum sum to 1. Where
+    ``(P / β − Q)+`` is 0 everywhere, the recovered token is drawn from P. At temperature 0 it is lossless.
 
     Parameters
     ----------
     alpha : float
-        In [0, 1); 0 is lossless unless `beta` is above 1. At most 0.999 beside ``beta="exact"``, whose sums are
-        float32.
+        In [0, 1); 0 is lossless unless `beta` is above 1. At most 0.999 with ``beta="exact"``, whose sums are float32.
     beta : float or "exact"
         1 − alpha to 1e30. Acceptance "block" takes "exact" only.
     """
@@ -112,7 +111,7 @@ class Lossy(TargetLaw):
                 raise ValueError(f"Lossy: alpha must be at most {_MOST_EXACT} beside beta='exact', got {self.alpha}")
         elif isinstance(self.beta, bool) or not isinstance(self.beta, (int, float)):
             raise TypeError(f"Lossy: beta must be a number or 'exact', got {type(self.beta).__name__}")
-        elif not (1 - self.alpha) * (1 - 2.0**-50) <= self.beta <= _MOST_BETA:  # 0.3 is enough for 0.7
+        elif not (1 - self.alpha) * (1 - 2.0**-50) <= self.beta <= _MOST_BETA:  # beta 0.3 passes with alpha 0.7
             raise ValueError(f"Lossy: beta must be in [1 - alpha = {1 - self.alpha}, {_MOST_BETA}], got {self.beta}")
 
     @property
@@ -136,7 +135,7 @@ class _Cascade(TargetLaw):
 
 @dataclass(frozen=True)
 class _Deferral(_Cascade):
-    """`loss` as a field of the rules on the largest probabilities or the entropies."""
+    """Adds the field `loss` to the rules that compare largest probabilities or entropies."""
 
     loss: str = "0-1"
     bonus: str = "target"
@@ -210,7 +209,7 @@ class _Token(_Cascade):
 
 @dataclass(frozen=True)
 class TokenV1(_Token):
-    """Replace the draft's tokens with ``q(v) < max p − α`` (arXiv 2405.19261, section 5, eq. 13).
+    """Replace those draft tokens for which ``q(v) < max p − α`` (arXiv 2405.19261, section 5, eq. 13).
 
     Parameters
     ----------
@@ -225,7 +224,7 @@ class TokenV1(_Token):
 
 @dataclass(frozen=True)
 class TokenV2(_Token):
-    """Replace the draft's tokens with ``p(v) < max p − α`` (arXiv 2405.19261, section 5, eq. 14).
+    """Replace those draft tokens for which ``p(v) < max p − α`` (arXiv 2405.19261, section 5, eq. 14).
 
     Parameters
     ----------
@@ -240,8 +239,8 @@ class TokenV2(_Token):
 
 @dataclass(frozen=True)
 class TokenV3(_Token):
-    """Replace the draft's tokens with ``p(v) < (1 − α) max p`` (arXiv 2405.19261, section 5, eq. 15). At temperature 0
-    this is the lossy greedy decoding of Leviathan et al. (lemma 7).
+    """Replace those draft tokens for which ``p(v) < (1 − α) max p`` (arXiv 2405.19261, section 5, eq. 15). At
+    temperature 0 this is the lossy greedy decoding of Leviathan et al. (lemma 7).
 
     Parameters
     ----------
@@ -282,10 +281,10 @@ class BiLD(_Cascade):
 
 
 def check_law(op: str, acceptance: str, law: object, name: str = "target_law") -> TargetLaw | None:
-    """`law` if it is one that `acceptance` takes; token takes all, block those that are normalised, the others none."""
+    """`law` if `acceptance` takes it; "token" takes all, "block" those that are normalised, the others none."""
     if law is None:
         return None
-    if not isinstance(law, TargetLaw) or not hasattr(law, "number"):  # TargetLaw itself is none
+    if not isinstance(law, TargetLaw) or not hasattr(law, "number"):  # TargetLaw itself is not a law
         raise TypeError(f"{op}: {name} must be None or one of sk.laws, got {type(law).__name__}")
     if acceptance in ("match", "greedy"):
         hint = " (lossy greedy is TokenV3 at temperature 0)" if acceptance == "greedy" else ""

@@ -1,20 +1,20 @@
 """How far each decision of a verify step is from its nearest flip: what tells a tie of rounding from a fault.
 
-The unit is that of the logits after the temperature, the natural logarithm of a weight. Let each weight ``exp(logit /
+The unit is that of logits divided by the temperature, the natural logarithm of a weight. Let each weight ``exp(logit /
 temperature)`` of target and draft, and each sum of weights, be off by any factor between ``exp(−m)`` and ``exp(m)``;
-probabilities that are given are weights, which stay normalised. A margin is a bound: below it, nothing of this can flip
-the decision. So it holds for logits that each move by less than m temperatures (m itself at temperature 0), which move
-each sum by no more, and for arithmetic with a relative error of less than m in weights and sums.
+given probabilities are weights that stay normalised. A margin is a bound: for an m below it, no such error can flip the
+decision. So it covers logits that each move by less than m temperatures (m itself at temperature 0), which move each
+sum by no more, and arithmetic with a relative error of less than m in weights and sums.
 
-The derivation is one of intervals, in ``backends/reference/intervals.py``, and gives for what is decided
+The bounds come from interval arithmetic in ``backends/reference/intervals.py``. What they are for each decision:
 
-- a coin: u Q(x) < P(x) flips only where ``|log P(x) / (u Q(x))| <= 4m``, and ``2m`` of a draft without logits, as a
-  probability is a weight divided by a sum;
-- a draw by a uniform u: only where a running sum C beside the token's id has ``|log C / (u · total)| <= 2m``; of what
-  is left after a rejection, where that is so for some P and Q within those factors;
+- a coin: u Q(x) < P(x) flips only where ``|log P(x) / (u Q(x))| <= 4m``, as a probability is a weight divided by a sum;
+  for a draft without logits ``2m``;
+- a draw by a uniform u: only where a running sum C beside the token's id has ``|log C / (u · total)| <= 2m``; for a
+  draw from the residual after a rejection, only where that holds for some P and Q within those factors;
 - an argmax, of logits or with noise: only where the second is within 2m of the first;
-- a cut by top-k, top-p or min-p: an id that stands within 2m of a border, or whose sums do for top-p, is counted in the
-  upper ends of the intervals and not in the lower ones, so that it matters as much as its probability;
+- a cut by top-k, top-p or min-p: an id that is (for top-p: whose sums are) within 2m of a border counts in the upper
+  ends of the intervals and not in the lower ones, so that it matters as much as its probability;
 - the block rule: its weights w and thresholds h, whose intervals widen by 4m a position. An accepted token is sure as
   long as any later coin accepts for sure; the final one as long as no later coin may, and its own draw is;
 - children of a tree's node: the coins of all that were tried, against ends of ``norm((w P − Q)+)`` and of Q without
@@ -25,7 +25,7 @@ The derivation is one of intervals, in ``backends/reference/intervals.py``, and 
 - a target law: an id (or a row) whose deferral may flip counts in the upper ends and not in the lower ones. A deferral
   stays as long as the law decides alike at the ends of all that it looks at.
 
-Intervals forget what depends on what, so that a margin may be several times too small, never too large.
+Intervals ignore correlations, so a margin may be several times too small, but never too large.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Margins(NamedTuple):
     Attributes
     ----------
     tokens : Tensor
-        int64, as the op gives them: ``[batch, num_draft + 1]`` or ``[batch, max_depth + 1]`` with −1 behind the last,
-        or the shape of `sample`'s.
+        int64, as the op gives them: ``[batch, num_draft + 1]`` or ``[batch, max_depth + 1]`` with −1 after the last
+        token, or the shape of `sample`'s.
     margins : Tensor
         float64 of the same shape, >= 0, in nats (a difference of logits, over the temperature): 0 below 2⁻⁴⁰, +inf
-        above 32 and where there is no token. Each is of its token's own decision: an error that is smaller than it and
-        all before it leaves the tokens up to it as they are. Where several samples of a row found no id left, that is
-        decided too: another may be kept.
+        above 32 and where there is no token. Each is for its token's own decision: an error smaller than it and all
+        margins before it leaves the tokens up to it unchanged. Where several samples exhausted a row's ids, that is a
+        decision too, since an error may keep another id.
     """
 
     tokens: Tensor
@@ -84,7 +84,8 @@ class Margins(NamedTuple):
         -------
         Tensor
             ``[batch]`` (or ``[batch, n]``) float64: the smallest margin up to the first token that differs; 0 where
-            none does. One sample of each row is decided alone: there its own margin counts, in the shape of `tokens`.
+            none does. With one sample per row each token is decided by itself: there its own margin counts, in the
+            shape of `tokens`.
 
         Raises
         ------
@@ -105,7 +106,7 @@ class Margins(NamedTuple):
 
 
 class _OfRows(Margins):
-    """Of one sample of each row: each is decided alone."""
+    """For one sample per row, each of which is decided by itself."""
 
     def of_difference(self, tokens: Tensor) -> Tensor:
         differs = self._differing(tokens, ("batch", "n")[: self.tokens.dim()])
@@ -116,27 +117,27 @@ def decision_margins(verify: Callable[..., Any], *arguments: Any, **named: Any) 
     """Decide a call of `verify_chain`, `verify_packed`, `verify_tree` or `sample` in float64, and say how near each
     decision was.
 
-    ``sk.decision_margins(sk.verify_chain, target_logits, draft_tokens, …)`` takes a call as it stands, any draft, rule,
-    target law, processors and parameters, and makes it in plain torch, wherever the tensors are. Where a backend gave
-    another token, the margin tells whether that was a tie of rounding: it then is of the size of the rounding error,
-    some 1e-6 in float32. A token's margin counts what its decision hangs on: of an accepted draft token the coin; of a
-    recovered token that coin and the draw; of a bonus token the draw, if it is not given; in "block" also the coins of
-    later positions that could have changed the length; in "match" and "greedy" the second best id. Of several samples
-    each is the best of what those before it leave. On a tree the coins of the siblings tried before count too, in
-    "traversal" those of all nodes left before, in "typical" all paths that could have won. An id near a cut by top-k,
-    top-p or min-p counts by its probability, and so does one near a target law's border. Equal logits are a tie, though
-    every backend decides it alike.
+    ``sk.decision_margins(sk.verify_chain, target_logits, draft_tokens, …)`` takes a call as it stands, with any draft,
+    rule, target law, processors and parameters, and runs it in plain torch, wherever the tensors are. Where a backend
+    gave another token, the margin tells whether that was a rounding tie: if so, it is of the size of the rounding
+    error, some 1e-6 in float32. A token's margin covers what its decision depends on: of an accepted draft token the
+    coin; of a recovered token that coin and the draw; of a bonus token the draw, if it is not given; in "block" also
+    the coins of later positions that could have changed the length; in "match" and "greedy" the second best id. Of
+    several samples, each is the best of what those before it leave. On a tree the coins of the siblings tried before
+    count too, in "traversal" those of all nodes left before, in "typical" all paths that could have won. An id near a
+    cut by top-k, top-p or min-p counts by its probability, and so does one near a target law's border. Equal logits are
+    a tie, although every backend breaks it in the same way.
 
-    A diagnostic: each margin is found by bisection, which looks at the rows a dozen times. At most 2²⁰
-    logits, or those of one sequence, are held in float64 at a time; packed and indexed rows are copied first.
+    This is a diagnostic: each margin is found by bisection, which reads the rows a dozen times. At most 2²⁰ logits, or
+    those of one sequence, are held in float64 at a time; packed and indexed rows are copied first.
 
     Parameters
     ----------
     verify : callable
         `verify_chain`, `verify_packed`, `verify_tree`, or `sample`.
     *arguments, **named
-        What it is called with. `backend` and `return_acceptance` change nothing, `draft_stats` are not looked at (they
-        are those of the draft's rows).
+        What it is called with. `backend` and `return_acceptance` change nothing; `draft_stats` are not read (they are
+        those of the draft's rows).
 
     Returns
     -------

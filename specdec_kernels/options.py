@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 FAILED = 2
-"""A command's status after an error, as argparse's, grep's and diff's; 1: what was looked at is not as it should be."""
+"""A command's exit status after an error, as in argparse, grep and diff; 1: what was checked is not as it should be."""
 
 
 class Defaults(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds an option's default to its help, where there is one that the help does not name."""
+    """Adds an option's default to its help, if it has one that the help does not name."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         named = action.default is None or action.default is False or "(default" in (action.help or "")
@@ -81,7 +81,9 @@ def device(text: str) -> str:
 def fill(
     parser: argparse.ArgumentParser, given: argparse.Namespace, usual: Mapping[str, Any], quick: Mapping[str, Any]
 ) -> None:
-    """Set what was not given, and is None, as is `usual`; with ``--quick`` to `quick`, beside which it is refused."""
+    """Give options that are None their `usual` values, with ``--quick`` those of `quick`; it refuses any that were
+    given.
+    """
     for name, value in (quick if given.quick else usual).items():
         if getattr(given, name) is None:
             setattr(given, name, value)

@@ -20,16 +20,16 @@ Bias = Mapping[int, float] | Sequence[Mapping[int, float] | None] | tuple[Tensor
 INTEGERS = (torch.int32, torch.int64)
 MOST_ID = MAX_VOCAB - 1
 _MOST_BIAS = torch.finfo(torch.float32).max
-_ROUNDS_TO_0 = 2.0**-150  # in float32, as what is below it
+_ROUNDS_TO_0 = 2.0**-150  # in float32, as does anything smaller
 
 
 class Lists(NamedTuple):
-    """All of `FlatProcessors` but the bitmask, which is a step's own."""
+    """All of `FlatProcessors` except the bitmask, which belongs to a step."""
 
     flat: tuple[Tensor | None, ...]
-    any: bool  # whether there is one
+    any: bool  # whether any tensor is there
     num: int  # of sequences, or 1
-    elsewhere: torch.device | None  # where the counts are, which are never moved, if that is not the device
+    elsewhere: torch.device | None  # the counts' device if it is another one: they are never moved
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,18 +41,18 @@ class Processors:
     1. −inf where `token_bitmask` or `allowed_ids` exclude the id;
     2. x + bias of `logit_bias`; −inf for `banned_ids`, and for `stop_token_ids` while the output has fewer than
        `min_tokens` tokens (one that is NaN or +inf there sets `Status.NAN`);
-    3. x / r where x > 0, else x · r, of an id in the prompt or the output, with r = `repetition_penalty` (as
+    3. x / r where x > 0, else x · r, for an id in the prompt or the output, with r = `repetition_penalty` (as
        transformers has it; Keskar et al., arXiv 1909.05858, section 4.1, divide negative logits too);
     4. x − `frequency_penalty` · (how often the id is in the output);
-    5. x − `presence_penalty` of an id in the output;
+    5. x − `presence_penalty` for an id in the output;
 
     in float32, and only then come `SamplingParams`. At a row of a verify step, the output is the tokens of
     `token_counts` and the draft tokens before that position: on a tree those of the row's node and of its ancestors,
-    but for the root's, which was emitted before.
+    except for the root's, which was emitted before.
 
     A number or a list is for all sequences; a ``[batch]`` tensor, or a sequence of lists, has one for each. Ids beyond
-    the vocabulary do nothing. Tensors are copied when this is made: to change one later changes nothing, nor does it in
-    a captured graph. Only `token_bitmask` and `token_counts` are read at each call, and must be on the device of the
+    the vocabulary do nothing. Tensors are copied at construction: changing one later has no effect, not even in a
+    captured graph. Only `token_bitmask` and `token_counts` are read at each call, and must be on the device of the
     logits; the rest is moved there.
 
     A verify step applies them to the target's logits alone: with a cascade as `target_law`, what they bar can be
@@ -64,10 +64,10 @@ class Processors:
         ``{id: bias}``, one for each sequence (or None), or integer ids and real values ``[n]`` or ``[batch, n]``, −1
         where there is no entry; what is given for one id several times adds up. A bias is a number or −inf.
     banned_ids, allowed_ids : sequence of int, sequence of sequences, or Tensor, optional
-        What cannot be drawn, and all that can: ids, a list for each sequence (None: nothing is excluded), or an int32
-        or int64 tensor ``[n]`` or ``[batch, n]``, −1 where there is no entry.
+        The ids that cannot be drawn, and the only ones that can: ids, a list for each sequence (None: nothing is
+        excluded), or an int32 or int64 tensor ``[n]`` or ``[batch, n]``, −1 where there is no entry.
     stop_token_ids : as banned_ids, optional
-        Ids that cannot be drawn before there are `min_tokens`: of the end of a sequence, mostly.
+        Ids, mostly those that end a sequence, that cannot be drawn before the output has `min_tokens` tokens.
     min_tokens : int or Tensor
         Tokens that the output has before one of `stop_token_ids`; 0: off.
     token_bitmask : Tensor, optional
@@ -78,14 +78,14 @@ class Processors:
     frequency_penalty, presence_penalty : float or Tensor
         Finite; 0: off.
     token_counts : TokenCounts, optional
-        What prompt and output hold. Needed by `min_tokens` and the penalties.
+        What prompt and output contain. Needed by `min_tokens` and the penalties.
 
     Raises
     ------
     ValueError
-        A number or id out of its range, fields that disagree in how many sequences there are, no `token_counts` where
-        they are needed, or `min_tokens` without `stop_token_ids`. Values inside tensors are not looked at: a penalty
-        out of its range is off, and sets ``Status.BAD_PARAM``.
+        A number or id out of its range, fields that disagree on the number of sequences, no `token_counts` where they
+        are needed, or `min_tokens` without `stop_token_ids`. Values inside tensors are not checked here: a penalty out
+        of its range is off, and sets ``Status.BAD_PARAM``.
     TypeError
         A field of another type; a tensor of another dtype or number of dimensions.
     """
@@ -100,10 +100,10 @@ class Processors:
     frequency_penalty: float | Tensor = 0.0
     presence_penalty: float | Tensor = 0.0
     token_counts: TokenCounts | None = None
-    # Made once, and for each device and vocabulary once: making them costs more than an op does.
+    # Built once for each device and vocabulary: building them costs more than an op does.
     _lists: Callable[[torch.device, int], Lists] = field(init=False, repr=False)
     _made: Callable[[torch.device, int], Lists] = field(init=False, repr=False)
-    """The same with the counts that these, or those which they come from, were made with."""
+    """The same, with the counts that these processors, or those that they were derived from, were built with."""
 
     def __post_init__(self) -> None:
         counts, bitmask = self.token_counts, self.token_bitmask
@@ -136,13 +136,13 @@ class Processors:
                 elsewhere = None if counts is None or counts.ids.device == device else counts.ids.device
                 found = Lists(flat, any(x is not None for x in flat), max(lists, default=1), elsewhere)
                 if any(x is not None and type(x) is not Tensor for x in flat):
-                    return found  # of a call that is traced: its tensors are no one else's
+                    return found  # from a traced call: its tensors must not be shared
                 if (
                     device.type == "cuda"
                     and not torch.compiler.is_compiling()  # which cannot trace the question
                     and torch.cuda.is_current_stream_capturing()
                 ):
-                    return found  # what makes them is recorded, and has not run
+                    return found  # the work that makes them is recorded but has not run
                 made[device, vocab] = found
             return made[device, vocab]
 
@@ -150,11 +150,11 @@ class Processors:
         object.__setattr__(self, "_lists", of)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies are made from their own fields: the lists of this one hold its counts."""
+        """Copies are rebuilt from their fields, because the lists of this one hold its own counts."""
         return _made_of, ({f.name: getattr(self, f.name) for f in fields(self) if f.init},)
 
     def with_bitmask(self, token_bitmask: Tensor | None) -> Processors:
-        """The same with another `token_bitmask`: a step's own. Nothing else is made again.
+        """The same with another `token_bitmask`, that of a step. Nothing else is rebuilt.
 
         Raises
         ------
@@ -169,13 +169,13 @@ class Processors:
         return other
 
     def with_counts(self, token_counts: TokenCounts) -> Processors:
-        """The same with other `token_counts` of as many sequences, on the same device, instead of those that it
-        has. Nothing else is made again.
+        """The same with other `token_counts`, of as many sequences and on the same device, in place of the present
+        ones. Nothing else is rebuilt.
 
         Raises
         ------
         TypeError, ValueError
-            No `TokenCounts`, those of another number of sequences or device, or there were none before.
+            Not a `TokenCounts`, one of another number of sequences or device, or there were no counts before.
         """
         check_instance("with_counts", "token_counts", token_counts, TokenCounts, "a TokenCounts")
         before = self.token_counts

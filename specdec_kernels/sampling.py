@@ -29,9 +29,9 @@ class SamplingParams:
     top_k : int or Tensor
         Keep every logit >= the k-th largest (ties survive); <= 0, or >= vocab: off.
     top_p : float or Tensor
-        Keep the smallest set, of what top-k left, whose renormalised mass reaches ``top_p * (1 - 2**-18)``, with every
-        tie of the last one kept; 0, or >= 1: off. >= 0. The slack of 4e-6 lets 0.5 and 0.3 reach 0.8 on every backend,
-        although float32 holds neither 0.3 nor 0.8 and each adds in its own order.
+        Of the ids left by top-k, keep the smallest set whose renormalised mass reaches ``top_p * (1 - 2**-18)``, with
+        every tie of its last id; 0, or >= 1: off. >= 0. The slack of 4e-6 lets 0.5 and 0.3 reach 0.8 on every backend,
+        although float32 holds neither 0.3 nor 0.8 exactly and each backend adds in its own order.
     min_p : float or Tensor
         Keep ids with probability >= ``min_p`` times the largest; 0: off. In [0, 1].
     min_p_first : bool
@@ -40,8 +40,8 @@ class SamplingParams:
     Raises
     ------
     ValueError
-        A number out of its range. Values inside tensors are not looked at: they are read as 1 (temperature) or as off
-        where they are used, and set ``Status.BAD_PARAM`` in functions that return a status.
+        A number out of its range. Values inside tensors are not checked here: where they are used, bad ones are read as
+        1 (temperature) or as off, and set ``Status.BAD_PARAM`` in functions that return a status.
     TypeError
         A field of another type; a tensor that is not 1-d of a real (`top_k`: integer) dtype.
     """
@@ -63,7 +63,7 @@ class SamplingParams:
         min_p, min_ps = _split("min_p", self.min_p, 0.0)
         if not 0 <= temperature <= torch.finfo(torch.float32).max:
             raise ValueError(f"SamplingParams: temperature must be finite and >= 0, got {temperature}")
-        if temperature < SMALLEST_TEMPERATURE:  # to float32 it might be rounded up
+        if temperature < SMALLEST_TEMPERATURE:  # float32 might round it up
             temperature = 0.0
         if 0 < top_p < SMALLEST_TEMPERATURE:  # float32 may have no such number, and 0 is off
             top_p = SMALLEST_TEMPERATURE
@@ -73,7 +73,7 @@ class SamplingParams:
             raise ValueError(f"SamplingParams: min_p must be in [0, 1], got {min_p}")
         if not isinstance(self.min_p_first, bool):
             raise TypeError(f"SamplingParams: min_p_first must be a bool, got {type(self.min_p_first).__name__}")
-        # Off stays off whatever the number, although kernels take 32-bit ids and float32.
+        # "Off" stays off whatever the number, although kernels take 32-bit ids and float32.
         scalars = (temperature, min(max(int(top_k), 0), 2**31 - 1), min(top_p, 1.0), min_p, self.min_p_first)
         tensors = (temperatures, top_ks, top_ps, min_ps)
         object.__setattr__(self, "_flat", FlatParams(*scalars, *tensors))

@@ -25,7 +25,7 @@ MASK_FORMS = ("bool", "additive", "packed")
 class DraftTree:
     """A tree of drafted tokens, one for the whole batch or one for each sequence; made by its class methods.
 
-    Made of tensors it is on their device, made of lists on the CPU: `to` moves it.
+    Built from tensors, it is on their device; built from lists, on the CPU. `to` moves it.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class DraftTree:
     depth : Tensor
         ``[num_nodes]`` int64: 0 for the root; −1 for a node that was pruned.
     max_depth, max_leaves : int
-        No node lies deeper; at most 64. No tree has more leaves.
+        Upper bounds of a node's depth (at most 64) and of a tree's number of leaves.
     first_child, next_sibling : Tensor
         ``[num_nodes]`` int64, −1 for no such node (the layout of SGLang's kernels).
     links : Tensor
@@ -100,7 +100,7 @@ class DraftTree:
             The values of a tensor, int32 or int64, are never looked at on the host: a node without a proper parent is
             pruned, with all that hangs from it, and `status` says so.
         max_depth : int, optional
-            At most 64. Required with a tensor; lists show it themselves.
+            At most 64. Required with a tensor; found from lists.
 
         Raises
         ------
@@ -190,8 +190,8 @@ class DraftTree:
         Raises
         ------
         TypeError, ValueError
-            Not lists of integers, none of them, ranks outside of [0, 2**31), repeated choices, one whose beginning is
-            not among them, or a tree of more than 1024 nodes or more than 64 deep.
+            Not lists of integers, no choices, ranks outside [0, 2**31), repeated choices, a choice whose prefix is
+            missing, or a tree of more than 1024 nodes or more than 64 deep.
         """
         rows = _lists_of_integers("medusa_choices", medusa_choices, nested=True)
         choices = sorted((tuple(c) for c in rows), key=lambda c: (len(c), c))
@@ -223,7 +223,8 @@ class DraftTree:
         Raises
         ------
         TypeError, ValueError
-            Not a list of integers, none of them, one below 1, more than 64 of them, or a tree of more than 1024 nodes.
+            Not a list of integers, an empty list, a width below 1, more than 64 widths, or a tree of more than 1024
+            nodes.
         """
         _lists_of_integers("widths", widths, nested=False)
         if min(widths) < 1:
@@ -239,7 +240,7 @@ class DraftTree:
     @classmethod
     def calibrated(cls, accuracy: Tensor | Sequence[Sequence[float]], max_nodes: int) -> DraftTree:
         """The tree of `max_nodes` nodes, root included, with the largest expected accepted length (Cai et al., arXiv
-        2401.10774, section 2.3); of fewer, where `accuracy` has no more. It is at most 64 deep.
+        2401.10774, section 2.3); with fewer nodes if `accuracy` has no more. It is at most 64 deep.
 
         A node is worth the product of the accuracies on its path, and the expected length is the sum over all nodes.
         The tree is grown from the best node down, so that the first n nodes are the calibrated tree of n nodes.
@@ -274,7 +275,7 @@ class DraftTree:
             raise ValueError("DraftTree: accuracy must fall, or stay, from rank to rank, got one that rises")
         check_int("DraftTree", "max_nodes", max_nodes, 2, MAX_NODES)
         values = table[:MAX_DEPTH].tolist()
-        count = itertools.count()  # of equals the one found first comes first
+        count = itertools.count()  # breaks ties: the node found first comes first
         parents, ranks, expected = [-1], [-1], 0.0
         waiting = [(-values[0][0], next(count), 1.0, 0, 0, 0)]  # (-worth, ..., parent's worth, parent, head, rank)
         while waiting and len(parents) < max_nodes:
@@ -308,9 +309,9 @@ class DraftTree:
     def position_ids(self) -> Tensor:
         """``[num_nodes]`` int64: each node's depth; 0 for one that was pruned.
 
-        For the model add the number of tokens before the root; for the noise of the rule "match", which belongs to the
-        tokens *after* the nodes, one more. Nodes of one depth share them: the noise that a tree is drafted with is
-        ``noise_keys(seeds, tree, step=step)``.
+        For the model, add the number of tokens before the root; for the noise of the rule "match", which belongs to the
+        tokens *after* the nodes, add one more. Nodes of the same depth share a position, so a tree is drafted with the
+        noise of ``noise_keys(seeds, tree, step=step)`` instead.
         """
         return self.depth.clamp_min(0)
 
@@ -341,10 +342,10 @@ class DraftTree:
         return paths.gather(-2, order.expand(paths.shape))[..., : self.max_leaves, :]
 
     def ancestors(self) -> Tensor:
-        """``[num_nodes, num_nodes]`` bool: whether a row's node sees a column's: itself and what lies above it."""
+        """``[num_nodes, num_nodes]`` bool: whether the row's node sees the column's, that is, itself or an ancestor."""
         nodes = torch.arange(self.num_nodes, device=self.parents.device)
         own = nodes[:, None] == nodes
-        paths = self.paths  # one slot a depth: a node's path fits the slots that it fills
+        paths = self.paths
         on_path = torch.zeros((*self.parents.shape, self.num_nodes + 1), dtype=torch.bool, device=self.parents.device)
         slots = torch.where(paths >= 0, paths, self.num_nodes)
         return on_path.scatter(-1, slots, True)[..., :-1] | own
@@ -370,7 +371,7 @@ class DraftTree:
         Raises
         ------
         TypeError, ValueError
-            A wrong type, dtype, shape or device, a `kv_length` below num_nodes. No length's value is looked at.
+            A wrong type, dtype, shape or device, a `kv_length` below num_nodes. The lengths' values are not checked.
         """
         check_one_of("DraftTree", "form", form, MASK_FORMS)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
@@ -456,8 +457,8 @@ def _rectangular(parents: object) -> Sequence[int] | Sequence[Sequence[int]]:
 
 
 def parents_of(first_child: Tensor, next_sibling: Tensor) -> tuple[Tensor, Tensor]:
-    """Of trees with these links, ``[..., num_nodes]`` int64: each node's parent, −1 for none, and its place among its
-    siblings, from 0.
+    """Each node's parent (−1 for none) and its place among its siblings (from 0) in trees with these links; both
+    ``[..., num_nodes]`` int64.
     """
     num_nodes = first_child.shape[-1]
     lanes = torch.arange(num_nodes, device=first_child.device).expand(first_child.shape)
@@ -489,7 +490,7 @@ def _check_tensor(given: object, name: str = "parents") -> None:
 
 
 def _lists_of_integers(name: str, given: Any, nested: bool) -> Any:
-    """`given`; TypeError or ValueError unless a list of integers that holds some, or `nested` a list of such lists."""
+    """`given`; TypeError or ValueError unless it is a non-empty list of integers, if `nested` of lists of integers."""
     what = "a list of lists of integers" if nested else "a list of integers"
     rows = given if nested else [given]
     if not isinstance(given, (list, tuple)) or not all(isinstance(row, (list, tuple)) for row in rows):

@@ -1,4 +1,4 @@
-"""What goes into and comes out of the ops, beside plain tensors.
+"""What the ops take and return besides plain tensors.
 
 Named tuples, because a verify call has to cost microseconds: building one takes a third of what a dataclass takes.
 """
@@ -19,12 +19,12 @@ PLACEHOLDER_TOKEN_ID = -1
 
 
 NO_ID = 2**31 - 1
-"""Stands in lists of ids, which ascend, after the last."""
+"""Pads ascending lists of ids after the last one."""
 MASK_DTYPES = (
     torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float64, torch.float32,
     torch.bfloat16, torch.float16,
 )  # fmt: skip
-"""Of attention masks."""
+"""Dtypes that an attention mask may have."""
 
 
 class Status(IntFlag):
@@ -34,33 +34,33 @@ class Status(IntFlag):
     NAN = 1
     """A NaN logit (read as −inf) or probability."""
     INF = 2
-    """A +inf logit, or probability where those are given: the lowest such id takes all the mass. (In `draft_probs`:
-    BAD_DRAFT instead.)"""
-    EMPTY_ROW = 4
-    """No id is possible (every logit −inf or NaN, no given probability at least 2**-126): all mass is put on id 0. (In
+    """A +inf logit, or a +inf probability where probabilities are given: the lowest such id takes all the mass. (In
     `draft_probs`: BAD_DRAFT instead.)"""
+    EMPTY_ROW = 4
+    """No id is possible (every logit is −inf or NaN, or no given probability is at least 2**-126): all mass is put on
+    id 0. (In `draft_probs`: BAD_DRAFT instead.)"""
     BAD_TOKEN = 8
-    """A draft token outside [−1, vocab): the sequence's draft ends before it. Or a given bonus token outside it, where
-    one would follow: none does."""
+    """A draft token outside [−1, vocab): the sequence's draft ends before it. Or a given bonus token outside that range
+    where it would be emitted: it is dropped."""
     BAD_PARAM = 16
     """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), an index (an idle
-    row), or a uniform (read as 0). Or a row of probabilities, the target's or of `sample`, that is none (divided by its
-    sum; all mass is put on its largest if that is infinite). Or ids of a `TokenCounts` that do not ascend (they count
-    as none), or one that these have no room for (the highest are left out)."""
+    row), or a uniform (read as 0). Or a row of probabilities, the target's or `sample`'s, that is not a distribution
+    (it is divided by its sum; if that is infinite, all mass is put on its largest). Or ids of a `TokenCounts` that do
+    not ascend (they are ignored), or an id that it has no room for (the highest are left out)."""
     BAD_TREE = 32
-    """A tree on the device that is not one: what does not hang from its root within the depth given was pruned. Or a
-    path that does not fit the cache: it ends before the first node that does not."""
+    """A tree on the device that is not a tree: nodes that do not hang from its root within the given depth were pruned.
+    Or a path that does not fit the cache: it ends before the first node that does not."""
     BAD_DRAFT = 64
-    """A draft token that its own distribution cannot have given, or a draft distribution that is none (it counts as 0
-    everywhere): the sequence's draft ends before it, and the next token has the target's distribution; on a tree: a
-    child that is skipped. `verify_chain` says what is looked at."""
+    """A draft token that its own distribution cannot have produced, or a draft distribution that is not one (it counts
+    as 0 everywhere): the sequence's draft ends before it, and the next token has the target's distribution; on a tree
+    the child is skipped. `verify_chain` lists what is checked."""
 
 
 class RowStats(NamedTuple):
     """The distribution of each row of logits after the sampling transform, as a few numbers per row.
 
     ``P(v) = exp((logit_v − max) / temperature) / normalizer`` where ``logit_v >= cutoff``, else 0; a row that is greedy
-    (temperature 0), holds a +inf or nothing possible has all its mass on ``argmax``.
+    (temperature 0), holds a +inf or has no possible id puts all its mass on ``argmax``.
 
     Attributes
     ----------
@@ -84,8 +84,8 @@ class RowStats(NamedTuple):
 
     @property
     def cutoff(self) -> Tensor:
-        """Smallest logit that truncation keeps, in raw-logit units; −inf where nothing is to be cut, or argmax has
-        all."""
+        """Smallest logit that truncation keeps, in raw-logit units; −inf where nothing is to be cut or argmax has all
+        the mass."""
         return self.values[..., 1]
 
     @property
@@ -117,7 +117,7 @@ class RowStats(NamedTuple):
         Raises
         ------
         TypeError, ValueError
-            Something else, none of them, several shapes, or a `dim` that there is not.
+            Elements that are not RowStats, an empty sequence, differing shapes, or a `dim` out of range.
         """
         check_sequence("RowStats", "stats", stats, RowStats, "RowStats")
         shapes = {tuple(s.argmax.shape) for s in stats}
@@ -132,19 +132,19 @@ class RowStats(NamedTuple):
 
 
 class ShardStats(NamedTuple):
-    """What one pass over a shard of rows leaves behind: `shard_stats`.
+    """What `shard_stats` computes in one pass over a shard of rows.
 
     Attributes
     ----------
     tile_max : Tensor
         ``[batch, n, tiles]`` float32: the largest logit of each tile of 1024 ids.
     tile_mass : Tensor
-        The same: ``Σ exp((logit − tile_max) / temperature)``; 0 where the maximum is infinite, and in greedy rows. Of
-        `probs`: their sum, infinite where one is negative (a −inf counts as 0).
+        Of the same shape: ``Σ exp((logit − tile_max) / temperature)``; 0 where the maximum is infinite, and in greedy
+        rows. With `probs`: the tile's sum, infinite where a probability is negative (a −inf counts as 0).
     argmax : Tensor
         ``[batch, n]`` int64: the lowest id of the shard's largest logit, counted from its first id.
     status : Tensor
-        ``[batch, n]`` int32: `Status.NAN` where the shard has one.
+        ``[batch, n]`` int32: `Status.NAN` where the shard holds a NaN.
     """
 
     tile_max: Tensor
@@ -154,14 +154,14 @@ class ShardStats(NamedTuple):
 
 
 class ShardDraw(NamedTuple):
-    """A shard's part in drawing a token of each row, as far as it was asked for: `shard_draw`.
+    """What `shard_draw` returns: a shard's part in drawing a token of each row; what was not asked for is None.
 
     Attributes
     ----------
     masses : Tensor or None
-        ``[batch, n, tiles]`` float32: of what the token is drawn from.
+        ``[batch, n, tiles]`` float32: each tile's mass of what the token is drawn from.
     token : Tensor or None
-        ``[batch, n]`` int64 ids of the whole vocabulary; −1: none of this shard's.
+        ``[batch, n]`` int64 ids in the whole vocabulary; −1: no token from this shard.
     score : Tensor or None
         ``[batch, n]`` float32: ``(logit − max) / temperature + G`` of a noisy token.
     """
@@ -184,7 +184,7 @@ class Draw(NamedTuple):
         float32 of the same shape: log-probability in nats of each token in the distribution it was drawn from, before
         any token was removed; −inf beside −1.
     stats : RowStats
-        Of the rows drawn from; pass it to `verify_chain` as ``draft_stats`` (``RowStats.stack(…, dim=1)`` over
+        Stats of the rows drawn from; pass it to `verify_chain` as ``draft_stats`` (``RowStats.stack(…, dim=1)`` over
         positions).
     """
 
@@ -208,12 +208,12 @@ class TokenLogprobs(NamedTuple):
         ``[batch, width]`` int32: the token's place in that order, from 1 on; 0 where there is no token.
     status : Tensor
         ``[batch, width]`` int32, flags of `Status` of the token's row. A token outside [−1, vocab) (BAD_TOKEN), or from
-        a row that there is not (BAD_PARAM), is none.
+        a row that does not exist (BAD_PARAM), counts as no token.
     top_ids : Tensor
         ``[batch, width, num_top]`` int64, the first ids in that order; −1 past the vocabulary and where there is no
         token.
     top_log_prob, top_processed_log_prob : Tensor
-        The same, float32: raw, and after processors, temperature and truncation; −inf beside −1.
+        Of the same shape, float32: raw, and after processors, temperature and truncation; −inf beside −1.
     """
 
     raw_log_prob: Tensor
@@ -242,8 +242,8 @@ class VerifyOutput(NamedTuple):
         ``[batch]`` int32, flags of `Status` over the rows the rule had to read.
     acceptance : Tensor or None
         ``[batch, num_draft]`` (max_num_draft_tokens) float32, ``Σ_v min(P(v), Q(v))`` of each drafted position, −1
-        after the draft's end by its length, a token that is no id or an EOS (one that Q cannot have given counts as
-        there); None unless asked for.
+        after the draft's end; None unless asked for. Here a draft ends at its length, a token that is no id or an EOS,
+        but not at a token that Q cannot have produced.
     accepted_nodes : Tensor or None
         From `verify_tree`: ``[batch, max_depth]`` int64, the accepted nodes from the root's child on, then −1.
     """
@@ -272,10 +272,10 @@ class GatherOutput(NamedTuple):
 
 
 class TokenCounts:
-    """What prompts and outputs hold: the distinct ids of each sequence, and how often each was emitted.
+    """What prompts and outputs contain: the distinct ids of each sequence, and how often each was emitted.
 
-    Lists of what occurs, not an array as wide as the vocabulary. They stay on their device, and `add_` counts what a
-    step emits in place.
+    These are lists of the ids that occur, not an array as wide as the vocabulary. They stay on their device, and `add_`
+    counts a step's tokens in place.
 
     Parameters
     ----------
@@ -297,7 +297,7 @@ class TokenCounts:
     num_output : Tensor
         ``[batch]`` int32: tokens of the output.
     max_new_tokens : int
-        As given: so much of the capacity `restart_` leaves for the output.
+        As given: how much of the capacity `restart_` reserves for the output.
 
     Raises
     ------
@@ -327,11 +327,11 @@ class TokenCounts:
         self.num_output = torch.zeros(len(ids), dtype=torch.int32, device=ids.device)
         self.max_new_tokens = max_new_tokens
 
-    _count: ClassVar[Callable[..., Tensor]]  # that of `count_tokens_`, which stands above this file and puts it here
+    _count: ClassVar[Callable[..., Tensor]]  # set by the module of `count_tokens_`, a layer above this file
 
     def add_(self, tokens: Tensor, num_tokens: Tensor | None = None) -> TokenCounts:
-        """Count tokens of the output, as a verify step gives them; waits for nothing (with ``SPECDEC_CHECK=1`` for the
-        device).
+        """Count tokens of the output, as a verify step gives them. Does not wait, except for the device with
+        ``SPECDEC_CHECK=1``.
 
         Parameters
         ----------
@@ -348,7 +348,7 @@ class TokenCounts:
         ValueError, TypeError
             What `count_tokens_` refuses.
         RuntimeError
-            The ids do not ascend, or there is no room for one, while ``SPECDEC_CHECK=1``; after the work.
+            The ids do not ascend, or there is no room for an id, while ``SPECDEC_CHECK=1``; after the work.
         """
         self._count("add_", self, tokens, num_tokens, None)
         return self
@@ -361,8 +361,7 @@ class TokenCounts:
         slot : int
             In [0, batch).
         prompt_ids : Tensor
-            ``[n]`` int32 or int64, counted as in the constructor. How many distinct ones there are is looked at on the
-            host.
+            ``[n]`` int32 or int64, counted as in the constructor. The number of distinct ids is checked on the host.
 
         Returns
         -------
@@ -372,7 +371,7 @@ class TokenCounts:
         Raises
         ------
         ValueError, TypeError
-            Another dtype or shape, a `slot` that there is not, or more distinct ids than ``capacity - max_new_tokens``.
+            Another dtype or shape, a `slot` out of range, or more distinct ids than ``capacity - max_new_tokens``.
         """
         caller = "restart_"
         check_int(caller, "slot", slot, 0, len(self) - 1)
@@ -409,8 +408,8 @@ class TokenMap:
     Parameters
     ----------
     draft_to_target : Tensor
-        ``[vocab_draft]`` int32 or int64, at least two distinct ids >= 0. Building the inverse looks at the values once,
-        on the host.
+        ``[vocab_draft]`` int32 or int64, at least two distinct ids >= 0. Building the inverse reads the values once, on
+        the host.
 
     Attributes
     ----------
@@ -424,7 +423,7 @@ class TokenMap:
     Raises
     ------
     ValueError
-        Ids that are negative, repeated or 2**30 and more, fewer than two, a non-1-d tensor, one without values.
+        Ids that are negative, repeated or >= 2**30, fewer than two ids, a tensor that is not 1-d or has no values.
     TypeError
         Not an int32 or int64 tensor.
     """
@@ -456,7 +455,7 @@ class TokenMap:
         Raises
         ------
         ValueError
-            No device, nor the name of one.
+            Not a device or the name of one.
         """
         device = check_device("TokenMap", "device", device)
         moved = object.__new__(TokenMap)

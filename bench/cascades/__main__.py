@@ -4,7 +4,7 @@ Two tasks. *rewriting*: a T5 and a shallower one, both trained here (`train`, on
 telegraphic text back to prose; quality is word accuracy, cost is the rejection rate, target calls and wall clock
 (*draft-lengths*: target calls alone, with drafts of 3, 5 and 7 tokens).
 *next-token*: SmolLM2-135M-Instruct with an n-gram draft on held-out code; quality is the exact log-loss and accuracy of
-the law produced, cost is the exact rejection rate. `report` makes figures and tables from the results.
+the distribution produced, cost is the exact rejection rate. `report` makes figures and tables from the results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ QUICK = {"pairs": 16, "batch": 16, "timed": 2, "positions": 64, "settings": ["T 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the parts asked for; results go into one JSON file a task."""
+    """Run the parts asked for; the results of each task go into one JSON file."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.cascades", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

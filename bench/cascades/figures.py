@@ -23,8 +23,8 @@ def draw(
     result: Mapping[str, Any], cost: str, quality: str, rules: Sequence[str], path: Path, *,
     settings: Sequence[str] | None = None, alone: bool = True,
 ) -> None:  # fmt: skip
-    """`plots.cascades` of a result, at these settings or at all that have such numbers, with the command that draws it
-    and the revision of its rows.
+    """Draw `plots.cascades` of a result, at these settings or at all that have such numbers, together with the command
+    that draws it and the revision of its rows.
     """
     rows = [row for row in result["rows"] if settings is None or row["setting"] in settings]
     figure = plots.cascades(rows, cost, quality, rules, alone)

@@ -1,7 +1,7 @@
 """The curves of the rewriting task: every rule decodes held-out pairs with the trained pair of models.
 
-In every batch all configurations run one after the other, in an order shuffled each time, and plain decoding several
-times between them; a time is a sum over the batches, stated as a multiple of plain decoding's in the same run.
+In every batch all configurations run one after the other, in an order shuffled each time, with several runs of plain
+decoding among them. A time is a sum over the batches, stated as a multiple of plain decoding's in the same run.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from specdec_kernels.testing import float64_law
 
 DRAFT_LENGTH = 5
 DRAFT_LENGTHS = (3, 5, 7)  # compared
-SHARES = (0.9, 0.7, 0.5, 0.3, 0.1)  # of what lossless verification rejects: α is chosen for these
+SHARES = (0.9, 0.7, 0.5, 0.3, 0.1)  # of what lossless verification rejects: α is chosen to reach these
 MAX_NEW_TOKENS = 48
 _CALIBRATION = 48  # pairs that α is chosen on
-_PLAIN_RUNS = 6  # of plain decoding in a batch: its time is in every ratio, and its quality is what others must reach
+_PLAIN_RUNS = 6  # plain runs per batch: its time is in every ratio, its quality is what others must reach
 _WITH_VARIANTS = ("Opt", "TokenV3")
 _SEQUENCE_ALPHAS = (0.2, 0.35, 0.5, 0.65, 0.8)
 _FALLBACKS, _ROLLBACKS = (0.3, 0.6, 0.9), (1.0, 3.0)  # of the original BiLD
@@ -49,13 +49,13 @@ class Configuration:
     alpha : float or None
     decode : callable
     runs : int
-        How often it decodes each batch, with other seeds.
+        How often it decodes each batch, with a new seed each time.
     calls : callable
-        ``(statistics, sequences)`` → how often the target was called for a sequence, over all of them.
+        ``(statistics, sequences)`` → the number of target calls per sequence, summed over all of them.
     edits, words : ndarray
         ``[pairs]``, sums over the runs.
     stats : list of GenerationStats
-        Of every batch.
+        One for every batch.
     """
 
     rule: str
@@ -123,14 +123,14 @@ def configurations(
             found += [Configuration(name, a, decode) for a, decode in zip(alphas, decoders, strict=True)]
         if rule.name == "Chow" and detailed:
             found += [
-                # a step of it is a token; the target is called for those that the draft defers
+                # a step of it is one token; the target is called for the tokens that the draft defers
                 Configuration("TokenCascade [Chow]", a, sequential(sk.token_cascade, target_law=rule.make(a)),
                               calls=lambda stats, sequences: stats.num_rejected)
                 for a in alphas
             ]  # fmt: skip
     if detailed:
         found += [
-            # the draft's whole answer is a step too
+            # the draft's whole answer counts as a step too
             Configuration("SeqCascade [Chow]", a, sequential(sk.seq_cascade, alpha=a),
                           calls=lambda stats, sequences: stats.num_steps - sequences)
             for a in _SEQUENCE_ALPHAS
@@ -141,7 +141,7 @@ def configurations(
 
 
 def _original_bild(target: Any, draft: Any, fallback: float, rollback: float) -> Configuration:
-    """A point of the curve that a rollback threshold gives: `fallback` takes the place of α."""
+    """A point of the curve for a rollback threshold: `fallback` replaces α."""
 
     def decode(ids: Tensor, mask: Tensor, seeds: Tensor) -> GenerationOutput:
         return sk.bild(
@@ -214,7 +214,7 @@ def sweep(
     target: Any, draft: Any, corpus: Corpus, settings: Sequence[str], *, pairs: int, batch: int, timed: int,
     shares: Sequence[float], save: Callable[[list[Row]], Any], draft_lengths: Sequence[int] = (DRAFT_LENGTH,),
 ) -> list[Row]:  # fmt: skip
-    """All curves; with several draft lengths those of the rules alone, each "setting" of the rows with its γ.
+    """All curves; with several draft lengths those of the rules alone, each row's "setting" with its γ.
 
     Parameters
     ----------
@@ -225,11 +225,11 @@ def sweep(
     pairs, batch : int
         Held-out pairs decoded, and how many together.
     timed : int
-        Of the pairs, so many are decoded once more one by one, for the wall clock.
+        How many of the pairs are decoded once more one by one, for the wall clock.
     shares : sequence of float
         See `spread_alphas`.
     save : callable
-        Given all rows so far, after every setting.
+        Called with all rows so far, after every setting.
     draft_lengths : sequence of int
     """
     drawn = corpus.draw(corpus.held_out, _CALIBRATION + pairs, 0)

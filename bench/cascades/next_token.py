@@ -1,8 +1,9 @@
 """The curves of SmolLM2-135M-Instruct with an n-gram draft on held-out code, without sampling noise.
 
-At positions of HumanEval's canonical solutions (after their prompts) both models' laws are computed once; the law π
-that a rule produces is known in closed form, and so are the log-loss −log π(x) and the chance π(x) of the true token x,
-and the rate TV(π, Q) at which a draft token is rejected. The text up to the position is always the true one.
+At positions of HumanEval's canonical solutions (after their prompts) both models' distributions are computed once. The
+distribution π that a rule produces is known in closed form, and so are the log-loss −log π(x) and the chance π(x) of
+the true token x, and the rate TV(π, Q) at which a draft token is rejected. The text up to the position is always the
+true one.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from specdec_kernels.assets import corpus
 from specdec_kernels.drafters import NgramLMDrafter
 from specdec_kernels.testing import float64_law, float64_target_law
 
-SHARES = (0.95, 0.8, 0.65, 0.5, 0.35, 0.2, 0.05)  # of what lossless verification rejects: α is chosen for these
-_CHUNK = 32  # positions looked at together: 12 MB a law
+SHARES = (0.95, 0.8, 0.65, 0.5, 0.35, 0.2, 0.05)  # of what lossless verification rejects: α is chosen to reach these
+_CHUNK = 32  # positions looked at together: 12 MB per law
 _CALIBRATION = 64  # positions that α is chosen on
 
 
 def ngram_laws(drafter: NgramLMDrafter, tokens: Sequence[int], positions: Sequence[int], vocab: int) -> Float64:
     """``[positions, vocab]``: the drafter's law of the token at each of `positions`, after the true ones before it.
 
-    What the counts leave over is spread evenly over the vocabulary, as Witten and Bell's estimate ends.
+    What the counts leave over is spread evenly over the vocabulary, which is how Witten and Bell's estimate ends.
     """
     out = np.zeros((len(positions), vocab))
     for row, position in zip(out, positions, strict=True):
@@ -44,8 +45,8 @@ def ngram_laws(drafter: NgramLMDrafter, tokens: Sequence[int], positions: Sequen
 def held_out(
     positions: int, say: assets.Say = assets.print_to_stderr
 ) -> tuple[torch.Tensor, Float64, NDArray[np.int64], NDArray[np.int64]]:
-    """Target logits ``[positions, vocab]`` float32, the draft's law ``[positions, vocab]``, the true tokens, and of
-    which problem each position is.
+    """Target logits ``[positions, vocab]`` float32, the draft's law ``[positions, vocab]``, the true tokens, and the
+    problem that each position belongs to.
 
     The last problems of HumanEval: the n-gram model's constants were chosen on the first.
     """
@@ -74,14 +75,14 @@ def sweep(
     logits: torch.Tensor, draft: Float64, truth: NDArray[np.int64], problems: NDArray[np.int64],
     settings: Sequence[str], *, shares: Sequence[float], save: Callable[[list[Row]], Any],
 ) -> list[Row]:  # fmt: skip
-    """All curves, from what `held_out` returns; `save` is given all rows so far, after every setting."""
+    """All curves, from what `held_out` returns; `save` is called with all rows so far, after every setting."""
     rows: list[Row] = []
     texts, text_of, lengths = np.unique(problems, return_inverse=True, return_counts=True)
     for setting in settings:
         every = max(len(truth) // _CALIBRATION, 1)
         sample = slice(None, None, every)
         calibration = _laws(logits[sample], draft[sample], SETTINGS[setting])
-        log_loss = setting == "T = 1"  # elsewhere tokens that happen can have probability 0
+        log_loss = setting == "T = 1"  # elsewhere tokens that occur can have probability 0
         points: list[tuple[str, float | None, Any]] = [(TARGET, None, None), (DRAFT, None, None)]
         for rule in (*RULES, *(LOG_RULES if log_loss else ())):
             if setting in rule.settings:
@@ -117,7 +118,7 @@ def sweep(
 
 
 def _laws(logits: torch.Tensor, draft: Float64, sampling: SamplingParams) -> Laws:
-    """`draft` are probabilities, which the sampling transform takes as the logits log q."""
+    """`draft` holds probabilities, which enter the sampling transform as the logits log q."""
     q_logits = torch.from_numpy(np.log(draft))
     raw = SamplingParams()
     return Laws(*(float64_law(rows, params) for params in (sampling, raw) for rows in (logits, q_logits)))

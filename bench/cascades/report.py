@@ -31,11 +31,11 @@ verification, which is what they all come to at one end. "At equal quality" is t
 quality, "–" where it nowhere has it. The other columns are the best quality on it at a cost of no more than is said.
 In the figures a bar is one standard error up and down.
 """
-_NOISE = 0.005  # two runs of the same law differ by as much in word accuracy
+_NOISE = 0.005  # two runs of the same law differ by this much in word accuracy
 
 
 def write(folder: Path) -> list[Path]:
-    """Write ``README.md`` and the figures for the results in `folder`; the paths of all.
+    """Write ``README.md`` and the figures for the results in `folder`; returns all their paths.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def write(folder: Path) -> list[Path]:
 
 
 def _settings_of(result: dict[str, Any], with_number: str | None = None) -> list[str]:
-    """As they were measured, or those of them whose rows have this number."""
+    """The settings in the order measured, or only those whose rows have this number."""
     rows = result["rows"]
     return list(dict.fromkeys(row["setting"] for row in rows if with_number is None or with_number in row))
 

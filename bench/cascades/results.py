@@ -1,4 +1,4 @@
-"""What a curve is made of, and the paper's two questions to it."""
+"""What a curve is made of, and how it answers the paper's two questions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SEQUENTIAL = ("TokenCascade", "OracleCascade", "SeqCascade", "BiLD,")
 
 
 def clustered_error(sums: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
-    """The standard error of a mean, ``sums.sum(-1) / counts.sum()``, of texts ``[..., texts]`` each of which has a sum
-    over so many of its words or positions: these are alike, texts are independent.
+    """The standard error of a mean, ``sums.sum(-1) / counts.sum()``, over texts ``[..., texts]``, each of which has a
+    sum over so many words or positions. Those within a text are alike; the texts are independent.
     """
     mean = sums.sum(-1) / counts.sum()
     deviations = sums - mean[..., None] * counts
@@ -27,7 +27,7 @@ def clustered_error(sums: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.floa
 
 
 def at_length(setting: str, draft_length: int) -> str:
-    """The "setting" of rows that are compared by draft length."""
+    """The "setting" of rows that compare draft lengths."""
     return f"{setting}, γ = {draft_length}"
 
 
@@ -43,7 +43,7 @@ def curves(rows: Sequence[Row], setting: str) -> dict[str, list[Row]]:
 
 
 def swept(by_rule: dict[str, list[Row]], lossless: Row) -> dict[str, list[Row]]:
-    """The curves among `by_rule`; those of speculative rules begin at `lossless`, to which they all come at one end."""
+    """The curves among `by_rule`; those of speculative rules begin at `lossless`, where all of them meet."""
     return {
         rule: points if rule.startswith(_SEQUENTIAL) else [lossless, *points]
         for rule, points in by_rule.items()
@@ -52,8 +52,8 @@ def swept(by_rule: dict[str, list[Row]], lossless: Row) -> dict[str, list[Row]]:
 
 
 def least_cost(points: Sequence[Row], quality: str, cost: str, enough: float) -> float | None:
-    """The smallest cost at which the curve through `points` (straight between neighbours) has quality `enough`; None
-    where it nowhere has.
+    """The smallest cost at which the curve through `points` (straight between neighbours) has quality `enough`; None if
+    it never does.
     """
     known = _known(points, quality, cost)
     reached = [c for q, c in known if q >= enough]
@@ -61,7 +61,7 @@ def least_cost(points: Sequence[Row], quality: str, cost: str, enough: float) ->
 
 
 def best_quality(points: Sequence[Row], quality: str, cost: str, affordable: float) -> float | None:
-    """The best quality on the curve at a cost of no more than `affordable`; None where all costs more."""
+    """The best quality on the curve at a cost of at most `affordable`; None if every point costs more."""
     known = _known(points, quality, cost)
     reached = [q for q, c in known if c <= affordable]
     return max(reached + [q for q, _ in _crossings(known, 1, affordable)], default=None)
@@ -72,7 +72,7 @@ def _known(points: Sequence[Row], quality: str, cost: str) -> list[tuple[float, 
 
 
 def _crossings(known: Sequence[tuple[float, float]], axis: int, level: float) -> Iterator[tuple[float, float]]:
-    """Where the curve passes through `level` of quality (axis 0) or cost (axis 1)."""
+    """Where the curve crosses `level` of quality (axis 0) or cost (axis 1)."""
     for a, b in pairwise(known):
         if (a[axis] < level) != (b[axis] < level):
             t = (level - a[axis]) / (b[axis] - a[axis])

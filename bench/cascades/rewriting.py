@@ -39,7 +39,7 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 def telegraphic(word: str) -> str:
-    """`word` as the source has it: several words, or none."""
+    """`word` as it stands in the source text: several words, or none."""
     words = re.sub(r"[^a-z0-9_]+", " ", word.lower().replace("'", "")).split()
     return " ".join(w for w in words if w not in _ARTICLES)
 
@@ -50,7 +50,7 @@ def paragraphs() -> list[list[str]]:
     Raises
     ------
     AssetError
-        This Python came without the source of its standard library.
+        This Python comes without the source of its standard library.
     """
     found: dict[str, list[str]] = {}
     texts = itertools.chain(pydoc_topics.values(), itertools.chain.from_iterable(map(_texts, sources())))
@@ -65,7 +65,7 @@ def paragraphs() -> list[list[str]]:
 
 
 def _texts(path: Path) -> Iterator[str]:
-    """Docstrings and blocks of comments of a file; none where it is not of this Python's grammar."""
+    """Docstrings and blocks of comments of a file; none if it is not in this Python's grammar."""
     source = path.read_text(encoding="utf-8", errors="ignore")
     try:
         nodes = list(ast.walk(ast.parse(source)))
@@ -107,7 +107,7 @@ def train_tokenizer(texts: Sequence[Sequence[str]]) -> Tokenizer:
 
 @dataclass(frozen=True)
 class Pair:
-    """A run of words in tokens (EOS included), and as text."""
+    """A run of words, as tokens (EOS included) and as text."""
 
     source: list[int]
     target: list[int]
@@ -115,7 +115,7 @@ class Pair:
 
 
 class Corpus:
-    """Paragraphs in tokens, parted into those to train on and those held out.
+    """Paragraphs as tokens, divided into those to train on and those held out.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class Corpus:
         self.held_out = [text for text, out in zip(texts, held_out, strict=True) if out]
 
     def draw(self, texts: Sequence[Sequence[str]], count: int, seed: int | Sequence[int]) -> list[Pair]:
-        """`count` runs of `texts`, each word about as likely as any other."""
+        """`count` runs from `texts`, in which each word is about as likely as any other."""
         rng = np.random.default_rng(seed)
         sizes = np.array([len(text) for text in texts], dtype=np.float64)
         chosen = rng.choice(len(texts), size=count, p=sizes / sizes.sum())
@@ -156,7 +156,7 @@ class Corpus:
 
 
 def pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    """``[rows, longest]`` int64, `value` on the right."""
+    """``[rows, longest]`` int64, padded with `value` on the right."""
     out = torch.full((len(rows), max(map(len, rows))), value, dtype=torch.int64)
     for i, row in enumerate(rows):
         out[i, : len(row)] = torch.tensor(row)

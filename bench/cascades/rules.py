@@ -1,4 +1,4 @@
-"""The rules that are compared, and values of α spread evenly over what each of them can do."""
+"""The rules that are compared, and values of α spread evenly over the range of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec_kernels import SamplingParams, laws
 from specdec_kernels.laws import TargetLaw
 
 Float64 = NDArray[np.float64]
-_NEARLY_ONE = 1 - 1e-6  # the largest α tried where 1 means the draft's law
+_NEARLY_ONE = 1 - 1e-6  # the largest α tried where 1 stands for the draft's law
 _MOST_EXACT = 0.999  # the largest that `laws.Lossy` takes with an exact β
 
 SETTINGS: dict[str, SamplingParams] = {
@@ -28,7 +28,7 @@ SETTINGS: dict[str, SamplingParams] = {
 
 @dataclass(frozen=True)
 class Laws:
-    """The laws of some positions: P, Q after the sampling transform of target and draft, p, q the raw ones; ``[n,
+    """The laws at some positions: P, Q after the sampling transform of target and draft, and p, q the raw ones; ``[n,
     vocab]`` float64.
     """
 
@@ -40,7 +40,7 @@ class Laws:
 
 @dataclass(frozen=True)
 class Rule:
-    """A family of target laws with α free.
+    """A family of target laws with free α.
 
     Attributes
     ----------
@@ -48,12 +48,12 @@ class Rule:
     make : callable
         α → law.
     score : callable
-        ``(laws, tokens)`` → ``[n]``: the rule keeps the draft's law (of the token rules: the draft's token) where this
-        is at most α.
+        ``(laws, tokens)`` → ``[n]``: the rule keeps the draft's law (token rules: the draft's token) where this is at
+        most α.
     by_token : bool
         The score depends on the drafted token.
     settings : tuple of str
-        Where it differs from the other rules.
+        Those at which it differs from the other rules.
     """
 
     name: str
@@ -135,7 +135,7 @@ LOG_RULES = (
 
 
 def with_cascade_bonus(rule: Rule) -> Rule:
-    """`rule` with its law for the token after a fully accepted draft too."""
+    """`rule`, applying its law to the token after a fully accepted draft as well."""
     make = rule.make
     return dataclasses.replace(
         rule,
@@ -158,10 +158,10 @@ def entropy(law: Float64) -> Float64:
 
 
 def spread_alphas(rule: Rule, x: Laws, shares: Sequence[float], seed: int = 0) -> list[float]:
-    """For each of `shares` an α with which `rule` still rejects about that share of what lossless verification does.
+    """For each of `shares` an α with which `rule` still rejects about that share of what lossless verification rejects.
 
-    Taken from the distribution of the rule's own statistic over the positions `x`, each weighted by what is rejected
-    there: most positions are ones where both models agree, and α makes no difference.
+    Taken from the distribution of the rule's own statistic over the positions `x`, each weighted by the mass rejected
+    there: at most positions both models agree, and α makes no difference.
     """
     cumulative = x.Q.cumsum(1)
     coins = np.random.default_rng(seed).random(len(cumulative))[:, None] * cumulative[:, -1:]

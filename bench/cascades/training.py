@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from transformers import T5ForConditionalGeneration
 
 _BATCH = 64
-_POOL = 8  # batches drawn together and sorted by length: half the padding
+_POOL = 8  # batches drawn together and sorted by length, which halves the padding
 _HEAD_DIM = 32
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A T5 and how long it is trained."""
+    """A T5 and the length of its training."""
 
     name: str
     width: int
@@ -40,7 +40,7 @@ DRAFT = Recipe("draft", 64, 1, 1, 3000, 3e-3)
 
 
 def quick(recipe: Recipe) -> Recipe:
-    """`recipe` for a rehearsal: hardly trained."""
+    """`recipe` for a rehearsal: trained for very few steps."""
     return replace(recipe, steps=60)
 
 
@@ -88,7 +88,7 @@ def fit(recipe: Recipe, corpus: Corpus) -> T5ForConditionalGeneration:
         if turn == 0:
             drawn = corpus.draw(corpus.train, _POOL * _BATCH, [1, step])
             drawn.sort(key=lambda pair: (len(pair.target), len(pair.source)))
-            # shuffled, or the optimiser would see lengths grow over every eight steps
+            # shuffled, or the optimiser would see lengths grow within every eight steps
             order = torch.randperm(_POOL).tolist()
         first = order[turn] * _BATCH
         loss = loss_of(model, drawn[first : first + _BATCH])
@@ -119,7 +119,7 @@ def load_corpus(say: assets.Say = assets.print_to_stderr) -> Corpus:
 
 
 def load_model(recipe: Recipe, corpus: Corpus, say: assets.Say = assets.print_to_stderr) -> T5ForConditionalGeneration:
-    """The trained model of `recipe`, in evaluation mode; trained first where the cache has none."""
+    """The trained model of `recipe`, in evaluation mode; if the cache has none, it is trained first."""
     from transformers import T5ForConditionalGeneration
     from transformers.utils import logging
 
@@ -133,5 +133,5 @@ def load_model(recipe: Recipe, corpus: Corpus, say: assets.Say = assets.print_to
 
 
 def _digest(*parts: object) -> str:
-    """Tells apart what was made from other texts (another Python) or by another recipe."""
+    """Distinguishes results made from other texts (another Python) or with another recipe."""
     return hashlib.sha256(repr((VOCAB_SIZE, *parts)).encode()).hexdigest()[:12]

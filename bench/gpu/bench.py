@@ -1,8 +1,8 @@
-"""Measure on a GPU within a time: ``python -m bench.gpu.bench --budget 300``; what, says ``--plan`` (`bench.gpu.grid`).
+"""Measure on a GPU within a time: ``python -m bench.gpu.bench --budget 300``; ``--plan`` says what (`bench.gpu.grid`).
 
-Measuring processes (`bench.gpu.worker`) are started one after the other: one that crashes or hangs costs the step it
-was in, and the next goes on behind it. The result file is written anew every `SAVE_S` seconds: whatever ends this
-process, what was measured is there.
+Measuring processes (`bench.gpu.worker`) run one after the other: one that crashes or hangs loses only the step it was
+in, and the next continues after it. The result file is rewritten every `SAVE_S` seconds, so that whatever ends this
+process, what was measured is saved.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SAVE_S = 20.0
 
 
 def limit_reached(journal: Journal, started: float, deadline: float) -> str | None:
-    """Why the running process is to be stopped, if it is."""
+    """Why the running process must be stopped, if it must."""
     now = time.time()
     if now > deadline + GRACE_S:
         return OVER
@@ -50,7 +50,7 @@ def limit_reached(journal: Journal, started: float, deadline: float) -> str | No
 def run_worker(
     journal: Journal, command: Sequence[str], deadline: float, save: Callable[[], object] = lambda: None
 ) -> tuple[int, str | None]:
-    """One measuring process: its exit code, and why it was stopped, if it was; `save` is called now and then."""
+    """Run a measuring process; its exit code, and why it was stopped, if so. `save` is called now and then."""
     started = saved = time.time()
     child = subprocess.Popen(command, cwd=process.ROOT, start_new_session=True)
     try:
@@ -72,14 +72,14 @@ def run_worker(
 def measure(
     journal: Journal, command: Sequence[str], deadline: float, save: Callable[[], object] = lambda: None
 ) -> list[str]:
-    """Measuring processes until one ends well, the time is over, or they get nowhere; what went wrong."""
+    """Run measuring processes until one ends well, the time is over, or they get nowhere; returns what went wrong."""
     problems: list[str] = []
     for _ in range(MOST_PROCESSES):
         before = len(journal.entries())
         code, why = run_worker(journal, command, deadline, save)
         if code == 0:
             return problems
-        if why == OVER:  # no fault of the step that it was in
+        if why == OVER:  # not the fault of the step that it was in
             return problems
         step = unfinished(journal.entries())
         error = why or f"the process ended with exit code {code}"
@@ -95,13 +95,13 @@ def measure(
 
 
 def newest(journal: Journal) -> list[dict[str, Any]]:
-    """The rows, of a case measured again the last ones."""
+    """The rows; of a case measured again, the latest ones."""
     found = {(row["id"], row["provider"]): row for rows in journal.all("rows") for row in rows}
     return list(found.values())
 
 
 def left_out(journal: Journal, cases_of_phases: Sequence[int]) -> list[str]:
-    """What the time did not suffice for."""
+    """What the time was not enough for."""
     finished = journal.all("finished")
     found = []
     for phase, cases in enumerate(cases_of_phases, start=1):
@@ -121,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Options that this does not know go to the measuring processes (``--case``, ``--batch``, ``--providers`` …)."""
+    """Unknown options go to the measuring processes (``--case``, ``--batch``, ``--providers`` …)."""
     options, rest = parser().parse_known_args(arguments)
     folder = rehearsal.folder(options.folder, options.rehearse)
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def write(
     folder: Path, plan: str, journal: Journal, problems: Sequence[str], settings: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """The result file, from what the journal has; None where that is nothing."""
+    """Write the result file from what the journal has; None if that is nothing."""
     rows, facts = newest(journal), next(iter(journal.all("facts")), None)
     if facts is None or not rows:
         return None
@@ -167,7 +167,7 @@ def write(
 
 
 def tell(result: Mapping[str, Any], folder: Path) -> None:
-    """What a run says at its end; its tables last."""
+    """Print the result of a run, with its tables last."""
     plan, rows, settings = result["benchmark"], result["rows"], result["settings"]
     print("wrote", folder / f"{plan}.json")
     if settings["gpu"]["name"] == rehearsal.NAME:

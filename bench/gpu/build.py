@@ -1,7 +1,7 @@
 """Build for the GPU that is here, and run every kernel once: ``python -m bench.gpu.build --budget 180``.
 
-Four programs: the build, in place; beside it the compilation of peers that compile themselves; every op in every layout
-against the reference (`bench.gpu.exercise`); the table of kernels (`bench.gpu.kernels`).
+Four programs: the build, in place; at the same time the compilation of peers that compile themselves; every op in every
+layout against the reference (`bench.gpu.exercise`); the table of kernels (`bench.gpu.kernels`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ KERNELS = ("-m", "bench.gpu.kernels")
 
 
 def architecture(capability: str) -> str:
-    """``9.0`` as the build wants it, ``90a``: what only this kind of GPU has is compiled in from Hopper on."""
+    """``9.0`` as the build wants it, ``90a``: from Hopper on, features specific to this kind of GPU are compiled in."""
     major, minor = capability.split(".")
     return f"{major}{minor}" + ("a" if int(major) >= 9 else "")
 
 
 def environment(capability: str | None) -> Mapping[str, str]:
-    """For the build of this GPU alone; a missing nvcc is an error. None: for a rehearsal."""
+    """The environment that builds for this GPU alone; a missing nvcc is an error. None: for a rehearsal."""
     if capability is None:
         return {"SPECDEC_CUDA": "0"}
     return {"SPECDEC_CUDA": "1", "SPECDEC_CUDA_ARCHS": architecture(capability)}
 
 
 def steps(folder: Path, capability: str | None) -> dict[str, list[str]]:
-    """The programs that follow each other. A rehearsal asks the build for its help: others may use what is built."""
+    """The programs to run in turn. A rehearsal asks the build for its help only: others may use what is built."""
     if capability is None:
         return {
             "build": ["setup.py", "build_ext", "--help"],
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = 1
             print(outcome.tail(30))
             if number == 1:
-                break  # what follows would speak of an older build
+                break  # what follows would test an older build
     beside.join(max(1.0, deadline - time.monotonic()))
     print(*said, sep="\n")
     return code

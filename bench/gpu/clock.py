@@ -16,17 +16,17 @@ Run = Callable[[], object]
 class Clock:
     """Times runs of several calls with events.
 
-    A graph is queued behind other work, so that the host's way to it does not count: a buffer as large as several
-    caches is read (cold), or the same run made once more (warm). Calls launched one by one start on an idle device,
-    since the host's time is part of theirs. The buffer is read, not written: lines waiting to be written back would
-    cost the timed calls bandwidth.
+    A graph is queued behind other work, so that the time the host needs to reach it does not count: a buffer as large
+    as several caches is read (cold), or the same run is made once more (warm). Calls launched one by one start on an
+    idle device, since the host's time is part of theirs. The buffer is read, not written: lines waiting to be written
+    back would cost the timed calls bandwidth.
     """
 
     def __init__(self, device: str, cache_bytes: int) -> None:
         self._buffer = torch.ones(8 * cache_bytes // 4, device=device)
 
     def seconds(self, run: Run, calls: int, cache: str, launch: str) -> float:
-        """Seconds a call of a `run` that makes `calls` of them, on a "cold" or "warm" cache, by "graph" or "eager"."""
+        """Seconds per call of a `run` with `calls` of them, on a "cold" or "warm" cache, by "graph" or "eager"."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         if cache == "cold":
             self._buffer.sum()
@@ -42,7 +42,7 @@ class Clock:
 
 
 def eager(call: Call, chosen: Sequence[Any]) -> Run:
-    """Launch by launch."""
+    """Calls launched one by one."""
 
     def run() -> None:
         for inputs in chosen:
@@ -56,14 +56,14 @@ CALLS_BEFORE = 2
 
 
 def capture(call: Call, chosen: Sequence[Any], expected: Sequence[Any] | None = None) -> Run:
-    """The same calls as one CUDA graph, whose replay must give what is `expected` of each, if it is given.
+    """The same calls as one CUDA graph, whose replay must give what each call is `expected` to give, if that is given.
 
     Raises
     ------
     ValueError
         A replay gives something else.
     RuntimeError
-        The call waits for the device. That is found out before the capture, which such a call would leave broken.
+        The call waits for the device. This is found out before the capture, which such a call would leave broken.
     """
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -93,7 +93,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def peak_bytes(call: Call, inputs: Any) -> int:
-    """The most memory that a call held beside its inputs, outputs included."""
+    """The most memory that a call held in addition to its inputs, outputs included."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

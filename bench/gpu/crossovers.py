@@ -1,7 +1,7 @@
 """Which layout of `verify_chain` is best at which batch: ``python -m bench.gpu.crossovers bench/results/GPU``.
 
-Reads ``crossovers.json`` of a folder (``make gpu-report ARGS=crossovers``), prints every layout's time and what the
-thresholds in csrc/cuda/strategy.cu should be; with ``--write`` they are written there.
+Reads ``crossovers.json`` in a folder (``make gpu-report ARGS=crossovers``), prints every layout's time and the
+thresholds that csrc/cuda/strategy.cu should have; ``--write`` writes them there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLOSE = 1.02
 
 
 def layout_of(provider: str) -> tuple[str, bool] | None:
-    """The layout and whether kernels overlap, of ``cuda, split, no overlap``; None for another provider."""
+    """The layout, and whether kernels overlap, from ``cuda, split, no overlap``; None for another provider."""
     parts = provider.split(", ")
     return (parts[1], len(parts) == 2) if parts[0] == "cuda" and parts[1:2] and parts[1] in strategy.LAYOUTS else None
 
@@ -42,7 +42,7 @@ def times(rows: Sequence[Row], overlap: bool = True) -> dict[tuple[str, int, int
 
 
 def losses(rows: Sequence[Row]) -> dict[int, dict[str, float]]:
-    """``{batch: {layout: time over the best}}``: the geometric mean over the cases in which all were measured."""
+    """``{batch: {layout: time over the best}}``: the geometric mean over cases in which all were measured."""
     ratios: dict[int, dict[str, list[float]]] = {}
     for (_, _, batch), by_layout in times(rows).items():
         if set(by_layout) == set(strategy.LAYOUTS):
@@ -56,7 +56,7 @@ def losses(rows: Sequence[Row]) -> dict[int, dict[str, float]]:
 
 
 def thresholds(rows: Sequence[Row], multiprocessors: int) -> list[tuple[float, str]]:
-    """``[(below, layout)]`` in sequences a multiprocessor, as csrc/cuda/strategy.cu has it: the last without an end."""
+    """``[(below, layout)]`` in sequences per multiprocessor, as in csrc/cuda/strategy.cu: the last has no upper end."""
     found: list[tuple[float, str]] = []
     present, last = "", 0
     for batch, by_layout in losses(rows).items():
@@ -84,7 +84,7 @@ def written(source: str, found: Sequence[tuple[float, str]]) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line a case: each layout's µs, and in brackets without overlapping kernels."""
+    """One line per case: each layout's µs, with the time without overlapping kernels in brackets."""
     alone = times(rows, overlap=False)
     lines = [f"{'µs a call, cold L2, graph replay (no overlap)':46}" + "".join(f"{n:>20}" for n in strategy.LAYOUTS)]
     for key, by_layout in sorted(times(rows).items()):

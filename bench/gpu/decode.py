@@ -1,14 +1,14 @@
 """A decoding loop on a GPU with random weights: ``python -m bench.gpu.decode --budget 280 --folder FOLDER``.
 
-Llama models of 1 and 8 billion parameters are made on the device; what they say means nothing, what a step takes does.
-Greedy steps with drafts looked up in the text, and steps at temperature 1 with a smaller model's, captured in CUDA
-graphs and op by op, against plain decoding and transformers' own prompt lookup and assisted generation, with as many
-draft tokens. What is accepted is that of two random models: look at the time of a step.
+Llama models of 1 and 8 billion parameters are made on the device; their text means nothing, but the time of a step
+does. Greedy steps with drafts looked up in the text, and steps at temperature 1 with a smaller model's drafts, captured
+in CUDA graphs and op by op, are compared with plain decoding and with transformers' own prompt lookup and assisted
+generation with as many draft tokens. The acceptance is that of two random models, so look at the time of a step.
 
-A step's time is the difference of two lengths of text, the longer one done once before, so that prefill and capture
-are not in it: both capture the same shapes. A way by graphs whose steps were not captured is a failure. The share of
-the verify step of drafts by a model is the time of `uniform_samples` and `verify_chain` on logits of that shape, by
-graph replay.
+A step's time is the difference between two lengths of text, the longer one run once before, so that it contains neither
+prefill nor capture: both lengths capture the same shapes. A way by graphs whose steps were not captured is a failure.
+For drafts by a model, the verify step's share is the time of `uniform_samples` and `verify_chain` on logits of that
+shape, by graph replay.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Ran:
-    """One run: seconds, steps of the target over the batch, tokens of all sequences."""
+    """One run: seconds, steps of the target for the batch, tokens of all sequences."""
 
     seconds: float
     steps: int
@@ -76,7 +76,7 @@ class Ran:
 
 
 def llama(shape: Mapping[str, Any], device: str) -> Any:
-    """A random model in bfloat16, in evaluation mode, that never ends."""
+    """A random model in bfloat16, in evaluation mode, that never ends a text."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(max_position_embeddings=4096, pad_token_id=0, bos_token_id=1, eos_token_id=None, **shape)
@@ -87,7 +87,7 @@ def llama(shape: Mapping[str, Any], device: str) -> Any:
 
 
 def ours(model: Any, drafter: Drafter, prompt: torch.Tensor, captured: bool, greedy: bool) -> Callable[[int], Ran]:
-    """`sk.generate`, its steps captured or op by op."""
+    """`sk.generate`, with its steps captured or op by op."""
     runner = as_runner(model, "bench")
     runner.capturable = captured
 
@@ -138,7 +138,7 @@ def theirs(model: Any, prompt: torch.Tensor, greedy: bool, **options: Any) -> Ca
 
 
 def ways(model: Any, draft: Any, batch: int, device: str) -> Iterator[tuple[str, Callable[[int], Ran]]]:
-    """Everything that is compared, what says most first; transformers' loops take one sequence."""
+    """Everything that is compared, the most telling first; transformers' loops take one sequence."""
     generator = torch.Generator(device).manual_seed(0)
     prompt = torch.randint(2, model.config.vocab_size, (batch, PROMPT), generator=generator, device=device)
     for how, captured in (("graph", True), ("op by op", False)):
@@ -156,8 +156,8 @@ def ways(model: Any, draft: Any, batch: int, device: str) -> Iterator[tuple[str,
 
 
 def steady(run: Callable[[int], Ran], lengths: tuple[int, int]) -> Row:
-    """Milliseconds of a step, and tokens of one, between two lengths."""
-    run(lengths[1])  # what is set up once, graphs for every length of text among it
+    """Milliseconds of a step, and its tokens, from two lengths of text."""
+    run(lengths[1])  # for what is set up once, including graphs for every length of text
     short, long = run(lengths[0]), run(lengths[1])
     steps, tokens = long.steps - short.steps, long.tokens - short.tokens
     seconds = long.seconds - short.seconds
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(models: Sequence[str], folder: Path, deadline: float, rehearsing: bool) -> int:
-    """Every model, batch and way, the file anew after each."""
+    """Every model, batch size and way; the file is rewritten after each."""
     device, lengths = ("cpu", (6, 13)) if rehearsing else ("cuda", LENGTHS)
     cache_bytes = hardware.cache_bytes()
     device_clock = Clock(device, cache_bytes)
@@ -227,7 +227,7 @@ def run(models: Sequence[str], folder: Path, deadline: float, rehearsing: bool) 
             took = None
             try:
                 took = verify_us(target.config.vocab_size, batch, device, device_clock, cache_bytes)
-            except Exception as error:  # a build without that kernel still has steps to time
+            except Exception as error:  # a build without that kernel can still time its steps
                 failed.append(f"{name}, {batch}: verify_chain: {measure.describe(error)}")
             for way, function in ways(target, draft, batch, device):
                 label = f"{name}, {batch} sequence{'s' * (batch > 1)}: {way}"
@@ -236,7 +236,7 @@ def run(models: Sequence[str], folder: Path, deadline: float, rehearsing: bool) 
                     continue
                 try:
                     found = steady(function, lengths)
-                except Exception as error:  # transformers changes; a way that fails is one row less
+                except Exception as error:  # transformers changes; a way that fails is just one row less
                     failed.append(f"{label}: {measure.describe(error)}")
                     print("FAILED", failed[-1], flush=True)
                     continue

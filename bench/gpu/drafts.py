@@ -1,7 +1,7 @@
 """Drafting on a GPU in plain PyTorch: tokens, stats and probabilities of rows of logits, in a few passes over them.
 
-The package's kernels are what is to be measured, and its reference sorts every row twice, which takes seconds of a run
-at the sizes of a GPU.
+The package's kernels are what is being measured, and its reference sorts every row twice, which would take seconds of a
+run at the sizes used on a GPU.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..inputs import Case
 def drafted(logits: Tensor, case: Case, generator: torch.Generator) -> tuple[Tensor, sk.RowStats, Tensor | None]:
     """``[batch, n, vocab]`` to tokens and stats ``[batch, n]``, and probabilities unless the case is greedy.
 
-    The stats are those that `specdec_kernels.sample` keeps: without the fields of the raw law. Of the laws that are
-    measured: plain, greedy, and top-p within top-k.
+    The stats are those that `specdec_kernels.sample` keeps, i.e. without the fields of the raw law. Only the laws being
+    measured are supported: plain, greedy, and top-p within top-k.
     """
     params = case.params
     x = logits.float()
     maximum = x.amax(-1)
     ids = torch.arange(x.shape[-1], device=x.device)
-    argmax = torch.where(x == maximum[..., None], ids, x.shape[-1]).amin(-1)  # of equal ones the first
+    argmax = torch.where(x == maximum[..., None], ids, x.shape[-1]).amin(-1)  # the first of equal ones
     status = torch.zeros_like(argmax, dtype=torch.int32)
     infinite = torch.full_like(maximum, -math.inf)
     if case.greedy:

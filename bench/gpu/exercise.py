@@ -1,10 +1,10 @@
-"""Every op in the registry's cases and in every way that its kernels differ in, at small sizes, against the reference:
+"""Every op in the registry's cases and in every way in which its kernels differ, at small sizes, against the reference:
 for the sanitizer.
 
 ``python -m bench.gpu.exercise --backend cuda --device cuda``. Rows of odd length and odd alignment, one to many
 sequences, each strategy of the CUDA kernels; then rows of many tiles, which several blocks share. A token may differ
-from the reference's where a border lies within rounding: one in a hundred is allowed of each name, and one more, here
-where none is looked into. All strategies must give the same.
+from the reference's if a border lies within rounding: for each name one in a hundred may, plus one, as none is examined
+here. All strategies must give the same result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST_DIFFERENT = 0.01
 
 
 def calls(shape: tuple[int, int, int], dtype: torch.dtype, device: str, backend: str) -> Iterator[tuple[str, Tensor]]:
-    """Every op's integers on inputs that depend on shape and dtype alone."""
+    """Every op's integer outputs, on inputs that depend on shape and dtype alone."""
     batch, k, vocab = shape
     rng = torch.Generator().manual_seed(sum(shape))
     target = (3 * torch.randn(batch, k + 1, vocab, generator=rng)).to(dtype).to(device)
@@ -53,7 +53,7 @@ def calls(shape: tuple[int, int, int], dtype: torch.dtype, device: str, backend:
         drawn = sk.sample(draft, params, uniform_samples=coins[:, :k], backend=backend)
         yield f"sample {name}", drawn.token
         yield f"sample {name} by keys", sk.sample(draft, params, noise_keys=keys[:, :k], backend=backend).token
-        # Not the tokens drawn above: a backend that draws another one would verify another case.
+        # Not the tokens drawn above: a backend that draws another token would verify another case.
         tokens = draft.float().argmax(-1).where(coins[:, :k] < 0.7, (coins[:, :k] * vocab).long())
         chain: dict[str, Any] = {"params": params, "draft_params": params, "backend": backend}
         yield f"token {name}", sk.verify_chain(target, tokens, draft, uniform_samples=coins, **chain).tokens
@@ -91,7 +91,7 @@ def calls(shape: tuple[int, int, int], dtype: torch.dtype, device: str, backend:
 
 
 def registered(batch: int, vocab: int, dtype: torch.dtype, device: str, backend: str) -> Iterator[tuple[str, Tensor]]:
-    """Every op as it is measured, on the same inputs for each backend, and what it writes in place."""
+    """Every op as it is measured, on the same inputs for each backend, including what it writes in place."""
     for op, builder in own.builders(backend).items():
         for case in {case.name: case for case in REGISTRY[op].cases([vocab], [batch])}.values():
             case = replace(case, dtype=dtype, drawn_before=True, device=device)
@@ -106,7 +106,7 @@ def registered(batch: int, vocab: int, dtype: torch.dtype, device: str, backend:
 
 
 def moved(value: Any, device: str) -> Any:
-    """Inputs on a device."""
+    """Inputs moved to a device."""
     if isinstance(value, (list, tuple)):
         parts = [moved(v, device) for v in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -122,7 +122,7 @@ def moved(value: Any, device: str) -> Any:
 
 
 def integers(output: Any) -> Iterator[Tensor]:
-    """The tensors of integers in an op's output."""
+    """The integer tensors in an op's output."""
     if isinstance(output, Tensor):
         yield from () if output.is_floating_point() else (output,)
     elif isinstance(output, tuple) or is_dataclass(output):
@@ -133,7 +133,7 @@ def integers(output: Any) -> Iterator[Tensor]:
 def gathers(
     batch: int, dtype: torch.dtype, device: str, backend: str, rng: torch.Generator
 ) -> Iterator[tuple[str, Tensor]]:
-    """`gather_kv_` in caches of several layouts, rows of 16 bytes and others; a third of the paths is bad."""
+    """`gather_kv_` in caches of several layouts, with rows of 16 bytes and others; a third of the paths is bad."""
     nodes = torch.randint(1, 4, (batch, 7), generator=rng).cumsum(1)
     nodes[::3, 4] = 99
     contexts = torch.randint(-1, 30, (batch,), generator=rng)
@@ -152,11 +152,11 @@ def gathers(
 
 
 def trees(target: Tensor, draft: Tensor, coins: Tensor, keys: Tensor, backend: str) -> Iterator[tuple[str, Tensor]]:
-    """`verify_tree` by every rule: the same rows as nodes, two hung from each."""
+    """`verify_tree` by every rule: the same rows as nodes, with two children per node."""
     nodes = target.shape[1]
     tree = sk.DraftTree.from_parents([-1, *((node - 1) // 2 for node in range(1, nodes))]).to(target.device)
     draft = torch.cat([draft, target[:, -1:]], 1)
-    likeliest = draft.float().cpu().topk(2, -1).indices.to(draft.device)  # of equal ones a GPU may take others
+    likeliest = draft.float().cpu().topk(2, -1).indices.to(draft.device)  # a GPU may pick others among equal ones
     tokens = likeliest[:, tree.parents.clamp_min(0), torch.arange(nodes) % 2].contiguous()
     for name, params in LAWS.items():
         given: dict[str, Any] = {"params": params, "draft_params": params, "backend": backend}
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def differing(got: Tensor, wanted: Tensor) -> int:
-    """Sequences of which anything differs."""
+    """The number of sequences in which anything differs."""
     return int((got != wanted).reshape(got.shape[0], -1).any(-1).sum())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..inputs import OVERHEAD, Case
-from ..registry import REGISTRY, VERIFY_CASES
+from ..registry import MATCH, REGISTRY, VERIFY_CASES
 from ..report import VARIANTS
 from . import strategy
 
@@ -20,7 +20,6 @@ HEADLINE = ("T=1", "truncated", "greedy")
 VOCAB = 128256
 CROSSOVER_BATCHES = (1, 4, 8, 16, 32, 48, 64, 66, 96, 128, 192, 198, 256)
 """Around half a sequence and one and a half a multiprocessor of 132, where the layouts hand over."""
-MATCH: Mapping[str, Any] = {"one_hot": True, "acceptance": "match"}
 LAUNCH_US = 2.5
 """What a launch costs at least, in microseconds: the constant part of a floor."""
 
@@ -34,7 +33,7 @@ LAYOUTS = ("cuda", *(f"cuda, {name}{how}" for name in strategy.LAYOUTS for how i
 
 @dataclass(frozen=True)
 class Phase:
-    """Cases with those who take part in them, until `share` of the time has passed."""
+    """Cases and the providers that take part in them, until `share` of the time has passed."""
 
     cases: Sequence[Case]
     providers: tuple[str, ...]
@@ -45,7 +44,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured; fewer in a rehearsal, or where a person asks for some."""
+    """What is measured; less in a rehearsal, or if the user asks for a part."""
 
     vocabs: Sequence[int] = VOCABS
     batches: Sequence[int] = BATCHES
@@ -66,7 +65,7 @@ def cases(device: str, sizes: Sizes = Sizes()) -> list[Case]:
 
 
 def middle(vocabs: Sequence[int]) -> int:
-    """The vocabulary that comes first."""
+    """The vocabulary that is measured first."""
     return VOCAB if VOCAB in vocabs else vocabs[0]
 
 
@@ -78,8 +77,8 @@ def processed(device: str, sizes: Sizes = Sizes()) -> Case:
 
 
 def bench_phases(device: str, sizes: Sizes) -> list[Phase]:
-    """The cells that the goals are stated for, with everybody; the rest of the grid with this package's backends, its
-    middle with all peers; then what compiles for each case.
+    """The cells that the goals are stated for, with all providers; the rest of the grid with this package's backends,
+    its middle with all peers; then what compiles for each case.
     """
     grid = cases(device, sizes)
     best = [c for c in grid if c.name in HEADLINE and c.vocab == middle(sizes.vocabs) and c.num_draft == 5]
@@ -93,7 +92,7 @@ def bench_phases(device: str, sizes: Sizes) -> list[Phase]:
 
 
 def crossover_phases(device: str, sizes: Sizes) -> list[Phase]:
-    """Every layout at every batch, kernels overlapping and not; first at the vocabulary of the headline."""
+    """Every layout at every batch size, with and without overlapping kernels; first at the headline's vocabulary."""
     batches = sizes.batches if sizes.batches != BATCHES else CROSSOVER_BATCHES
     some = replace(sizes, batches=batches, drafts=[k for k in sizes.drafts if k == 5])
     return [
@@ -129,21 +128,21 @@ PLANS: Mapping[str, Callable[[str, Sizes], list[Phase]]] = {
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of logits that a call has to read: with every target row, and with a stop at the first rejection."""
+    """Bytes of logits that a call has to read: for every target row, and when stopping at the first rejection."""
 
     full: float
     exit: float
 
     def floor_us(self, gb_per_s: float) -> tuple[float, float]:
-        """Both as microseconds: the launch, then the bytes at the best rate that the memory was seen at."""
+        """Both as microseconds: the launch, plus the bytes at the highest memory rate seen."""
         return LAUNCH_US + self.full / gb_per_s / 1e3, LAUNCH_US + self.exit / gb_per_s / 1e3
 
 
 def traffic(case: Case, accepted: float, rejecting: float) -> Traffic:
     """`accepted`: mean number of accepted draft tokens; `rejecting`: the share of sequences that reject one.
 
-    The draft's log-normalisers come from drafting, so that of the draft the row at the rejection is read. The block
-    rule looks at every row of both, rejected or not; a cascade at both rows of each position that is walked.
+    The draft's log-normalisers come from drafting, so only the draft row at the rejection is read. The block rule looks
+    at every row of both models, rejected or not; a cascade at both rows of each position that is walked.
     """
     row = case.batch * case.vocab * case.dtype.itemsize
     all_rows, k = case.num_draft + 1, case.num_draft

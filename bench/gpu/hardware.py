@@ -67,7 +67,7 @@ REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 
 
 def state() -> dict[str, str] | None:
-    """Clocks, power, temperature and what holds the clocks down, as nvidia-smi says; nothing is changed."""
+    """Clocks, power, temperature and what holds the clocks down, as nvidia-smi reports them; nothing is changed."""
     for reasons in REASONS:
         fields = (*STATE, reasons)
         command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]

@@ -1,4 +1,4 @@
-"""What a measuring process has done, one JSON object a line: what is left of it when it crashes or hangs.
+"""What a measuring process has done, one JSON object per line: what survives when it crashes or hangs.
 
 Lines: ``{"begin": {"case", "provider", "what"}, "limit_s"}``, ``{"end": true}``, ``{"rows": […]}``,
 ``{"failed": {"case", "provider", "what", "error"}}``, ``{"finished": [phase, case]}``, ``{"facts": {…}}``; each with
@@ -22,13 +22,13 @@ class Journal:
         self.path = path
 
     def write(self, **entry: Any) -> None:
-        """Append one line, on a new one: the last writer may have been killed in the middle of its own."""
+        """Append one entry, on a line of its own: the last writer may have been killed in the middle of a line."""
         with self.path.open("a") as file:
             file.write("\n" + json.dumps({**entry, "time": round(time.time(), 2)}))
 
     @contextmanager
     def step(self, case: str, provider: str | None, what: str, limit_s: float) -> Iterator[None]:
-        """Something that may crash, or hang for longer than `limit_s`."""
+        """Record a step that may crash, or hang for longer than `limit_s`."""
         self.write(begin={"case": case, "provider": provider, "what": what}, limit_s=limit_s)
         yield
         self.write(end=True)
@@ -38,7 +38,7 @@ class Journal:
         self.write(failed={"case": case, "provider": provider, "what": what, "error": error})
 
     def entries(self) -> list[dict[str, Any]]:
-        """Every whole line; a process that was killed may have left half of one."""
+        """Every complete line; a process that was killed may have left half of one."""
         if not self.path.exists():
             return []
         found = []
@@ -55,7 +55,7 @@ class Journal:
 
 
 def unfinished(entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The step that was begun and not ended: what a dead process died of."""
+    """The step that was begun but not ended: what a dead process died of."""
     step = None
     for entry in entries:
         if "begin" in entry:

@@ -1,8 +1,8 @@
 """Every kernel of every op, seen by torch's profiler: ``python -m bench.gpu.kernels --folder FOLDER``.
 
-A table of each kernel's time, grid, registers and shared memory in the cases of the registry at few and many sequences,
-and the clocks before, under load and after. The times are the profiler's, one call each on a warm cache: they say where
-the time of a call goes, `bench.gpu.bench` how long it is.
+A table of each kernel's time, grid, registers and shared memory in the registry's cases at few and many sequences, with
+the clocks before, under load and after. The times are the profiler's, from one call each on a warm cache: they show
+where the time of a call goes; how long a call takes, `bench.gpu.bench` tells.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from .. import machine
 from ..inputs import OVERHEAD, Case
 from ..providers import PROVIDERS
-from ..registry import REGISTRY, VERIFY_CASES
+from ..registry import MATCH, REGISTRY, VERIFY_CASES
 from ..timing import quiet
 from . import grid, hardware, measure, rehearsal, strategy
 from .names import shortened
@@ -38,7 +38,7 @@ def cases(device: str, vocab: int = grid.VOCAB, batches: Sequence[int] = BATCHES
     """Cases and providers: every rule of a chain, a chain in every layout, every other op."""
     shared: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
     chains = grid.cases(device, grid.Sizes([vocab], batches, [5], tuple(VERIFY_CASES)))
-    chains += [Case("verify_chain", "match", vocab, b, **shared, **grid.MATCH) for b in batches]
+    chains += [Case("verify_chain", "match", vocab, b, **shared, **MATCH) for b in batches]
     others = [
         replace(case, **shared)
         for op in REGISTRY
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(some: Sequence[tuple[Case, str]], folder: Path, device: str, see: Any, rehearsing: bool) -> int:
-    """Every case, the file anew after each."""
+    """Every case; the file is rewritten after each."""
     if rehearsing:
         print(rehearsal.NOTICE)
     states = {"before": hardware.state()}
@@ -117,9 +117,9 @@ def run(some: Sequence[tuple[Case, str]], folder: Path, device: str, see: Any, r
         assert call is not None
         try:
             step = measure.make(case, torch.Generator(device).manual_seed(0))
-            measure.check(case, step, call(step))  # and what is set up once is set up
+            measure.check(case, step, call(step))  # this also sets up what is set up once
             found = kernels(see(call, step))
-        except Exception as error:  # one that fails is one row less; a broken device fails all that follow, and says so
+        except Exception as error:  # a failure is one row less; on a broken device all later ones fail, and say so
             failed.append(f"{label}: {measure.describe(error)}")
             continue
         rows += [{"case": label, **kernel} for kernel in found]

@@ -31,7 +31,7 @@ TIMING_S = 60.0
 
 
 class Broken(Exception):
-    """The device computes no more: only another process can go on."""
+    """The device no longer computes: only another process can go on."""
 
 
 @dataclass
@@ -48,9 +48,9 @@ class Setup:
 
 @dataclass
 class Prepared:
-    """A provider that gave lawful output: its runs by (cache, launch), with the number of calls in each."""
+    """A provider whose output was valid: its runs by (cache, launch), with the number of calls in each."""
 
-    accepted: Tensor  # [sets, batch]; of ops that do not verify: zeros
+    accepted: Tensor  # [sets, batch]; zeros for ops that do not verify
     output: Any
     runs: dict[tuple[str, str], tuple[Run, int]]
     facts: dict[str, int | None]
@@ -58,7 +58,7 @@ class Prepared:
 
 
 def name_of(case: Case) -> str:
-    """A case without cache and launch: what a journal calls it."""
+    """A case without cache and launch, as the journal names it."""
     op = "" if case.op == "verify_chain" else f"{case.op} "
     return f"{op}{case.name} V={case.vocab} B={case.batch} K={case.num_draft}"
 
@@ -71,7 +71,7 @@ def make(case: Case, generator: torch.Generator) -> Any:
 
 
 def num_bytes(step: Any) -> int:
-    """Of logits, or of a cache: what a call reads."""
+    """Bytes of logits, or of a cache: what a call reads."""
     if isinstance(step, inputs.CacheInputs):
         return sum(t.nbytes for layer in step.cache for t in layer)
     logits: Tensor = step.logits if isinstance(step, inputs.RowInputs) else step.target_logits
@@ -79,7 +79,7 @@ def num_bytes(step: Any) -> int:
 
 
 def input_sets(case: Case, cache_bytes: int) -> list[Any]:
-    """Enough sets for a run of calls each of which finds its own set out of the cache: no set comes twice in a run."""
+    """Enough sets that each call of a run finds its own set outside the cache: no set comes twice in a run."""
     generator = torch.Generator(case.device).manual_seed(0)
     first = make(case, generator)
     count = min(MOST_SETS, max(3, math.ceil(2 * cache_bytes / num_bytes(first))))
@@ -87,13 +87,13 @@ def input_sets(case: Case, cache_bytes: int) -> list[Any]:
 
 
 def check(case: Case, step: Any, output: Any) -> Tensor:
-    """The number accepted, ``[batch]``, of a verify call's output; zeros for another op.
+    """The number of tokens accepted, ``[batch]``, in a verify call's output; zeros for another op.
 
     Raises
     ------
     ValueError
-        The output of a chain is no accepted prefix of the draft followed by a token of the vocabulary; of a tree, no
-        path of its tokens and such a one; what was sampled is outside the vocabulary.
+        A chain's output is not an accepted prefix of the draft followed by a token of the vocabulary; a tree's is not a
+        path of its tokens followed by one; a sampled token is outside the vocabulary.
     """
     if case.op == "verify_tree":
         return check_tree(case, step, output)
@@ -118,7 +118,7 @@ def check(case: Case, step: Any, output: Any) -> Tensor:
 
 
 def check_tree(case: Case, step: inputs.TreeInputs, output: tuple[Tensor, Tensor]) -> Tensor:
-    """`check` of a tree."""
+    """`check` for a tree."""
     tokens, accepted = output
     depth = step.tree.max_depth
     if tuple(tokens.shape) != (case.batch, depth + 1) or not bool(((accepted >= 0) & (accepted <= depth)).all()):
@@ -130,7 +130,7 @@ def check_tree(case: Case, step: inputs.TreeInputs, output: tuple[Tensor, Tensor
 
 
 def prepare(case: Case, name: str, sets: Sequence[Any], setup: Setup) -> Prepared | None:
-    """Warm a provider up, check what it gives and capture it; None where it does not offer this case."""
+    """Warm a provider up, check its output and capture it; None if it does not offer this case."""
     builder = PROVIDERS[name].builders.get(case.op)
     call = builder(case) if builder is not None else None
     if builder is None or call is None:
@@ -144,13 +144,13 @@ def prepare(case: Case, name: str, sets: Sequence[Any], setup: Setup) -> Prepare
         order = [sets[place] for place in places]
         runs[cache, "eager"] = clock.eager(call, order), len(order)
         expected = None
-        if is_own(name):  # with the numbers of the same steps; others draw at random
+        if is_own(name):  # with the random numbers of the same steps; others draw their own
             call, again = builder(case), builder(case)
             assert call is not None and again is not None
             expected = [again(step) for step in [order[0]] * clock.CALLS_BEFORE + order][clock.CALLS_BEFORE :]
         try:
             runs[cache, "graph"] = clock.capture(call, order, expected), len(order)
-        except Exception as error:  # one that a peer raises is its own affair
+        except Exception as error:  # an error that a peer raises is its own affair
             if expected is not None and isinstance(error, ValueError):
                 raise
             setup.journal.failed(name_of(case), name, "graph", describe(error))
@@ -165,12 +165,12 @@ def is_own(name: str) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Its kind and first line."""
+    """The error's type and first line."""
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
 def time_in_turns(prepared: Mapping[str, Prepared], setup: Setup, repeats: int, seconds_each: float) -> None:
-    """Rounds of all providers in a new order each; as many as fit in `seconds_each` for a provider and way."""
+    """Rounds of all providers, each in a new order; as many as fit in `seconds_each` per provider and way."""
     ways = [(name, way) for name, p in prepared.items() for way in p.runs]
     rounds: dict[tuple[str, tuple[str, str]], int] = {}
     for name, way in ways:
@@ -210,7 +210,7 @@ def measure(
     case: Case, names: Sequence[str], setup: Setup, barred: set[tuple[str | None, str | None]], repeats: int,
     seconds_each: float, count_launches: bool,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Rows of one case. `barred` holds (case, provider) that failed before; with case None, everywhere.
+    """`barred` holds pairs (case, provider) that failed before; case None means everywhere.
 
     Raises
     ------
@@ -240,7 +240,7 @@ def measure(
                     if alike is not None and not clock.same(ready.output, alike.output):
                         raise ValueError(f"gives something else than {LAYOUTS[0]}")
                     prepared[name] = ready
-            except Exception as error:  # a provider that fails is one row less
+            except Exception as error:  # a failing provider is just one row less
                 journal.failed(label, name, "prepare", describe(error))
             if not clock.healthy(case.device):
                 raise Broken(name)
@@ -258,7 +258,7 @@ def measure(
 
 
 def traffic_of(case: Case, step: Any, prepared: Prepared) -> Traffic:
-    """Fewest bytes: of a chain by its rule, else what the registry says; of a tree in full, every node's target row."""
+    """The fewest bytes: of a chain by its rule; of a tree every node's target row; else what the registry says."""
     if case.op == "verify_chain":
         rejecting = (prepared.accepted < case.num_draft).float().mean().item()
         return traffic(case, prepared.accepted.mean().item(), rejecting)
@@ -276,6 +276,6 @@ def counted(case: Case, name: str, step: Any, setup: Setup) -> int | None:
         try:
             call(step)
             return clock.launches(call, step)
-        except Exception as error:  # the profiler is not everywhere
+        except Exception as error:  # the profiler is not available everywhere
             setup.journal.failed(name_of(case), name, "launches", describe(error))
             return None

@@ -1,13 +1,14 @@
 """MODEL: what a GPU should take for the benchmark's cells, from counts and a data sheet: ``python -m bench.gpu.model``.
 
 No figure of it is measured. The CUDA kernels run in the emulator (csrc/emulator), which counts what they do: launches,
-blocks, bytes, barriers, collectives, atomics; ``make resources`` leaves machine code, of which the instructions of a
-tile are counted where they can be found (`sass`). `CARDS` and `COSTS` turn counts into microseconds, `terms` says
-how, and every term stands beside its sum, so that a measurement can show which of them is wrong. Counts are made when
-this runs: a kernel that changed is another prediction.
+blocks, bytes, barriers, collectives, atomics; ``make resources`` leaves machine code, in which the instructions per
+tile are counted where they can be found (`sass`). `CARDS` and `COSTS` turn counts into microseconds, `terms` says how,
+and every term is listed beside the sum, so that a measurement can show which of them is wrong. Counts are taken when
+this runs, so a kernel that changed gets a new prediction.
 
-Up to `SAMPLE` sequences are emulated, on a device with that share of the card's multiprocessors, so that the layout and
-the blocks of a row are those of the whole batch; totals are scaled up. Writes ``bench/model/<GPU>.json`` and ``.png``.
+Up to `SAMPLE` sequences are emulated, on a device with the same share of the card's multiprocessors, so that the layout
+and the blocks per row are those of the whole batch; totals are scaled up. Writes ``bench/model/<GPU>.json`` and
+``.png``.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ copies bring."""
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU by its data sheet; the clock is what the sheet's float32 rate comes to on so many multiprocessors."""
+    """A GPU by its data sheet; the clock is derived from the sheet's float32 rate and the number of multiprocessors."""
 
     multiprocessors: int
     gb_per_s: float
@@ -58,7 +59,7 @@ class Card:
 
     @property
     def ghz(self) -> float:
-        """Of 128 fused multiply-adds a multiprocessor and cycle."""
+        """From 128 fused multiply-adds per multiprocessor and cycle."""
         return self.float32_tflops * 1e3 / (self.multiprocessors * 128 * 2)
 
 
@@ -93,8 +94,8 @@ def cost(name: str) -> float:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch as the emulator counted it, for the whole batch; `instructions`: warp instructions a KiB
-    loaded, None where the machine code is not there or has no such loop.
+    """One kernel launch as the emulator counted it, for the whole batch; `instructions`: warp instructions per KiB
+    loaded, None if there is no machine code or it has no such loop.
     """
 
     kernel: str
@@ -103,9 +104,9 @@ class Launch:
 
 
 def terms(launch: Launch, card: Card, first: bool) -> dict[str, float]:
-    """Microseconds by term. Work that can overlap is one term, the largest of its ways to be slow: bytes at the card's
-    bandwidth, those of the busiest block at what it can have under way (all of them, where bulk copies bring them),
-    instructions; the rest adds up.
+    """Microseconds by term. Work that can overlap is one term, the slowest of: bytes at the card's bandwidth; those of
+    the busiest block at the rate that the loads it can have in flight allow (all of them, for bulk copies);
+    instructions. The rest adds up.
     """
     c = launch.counts
     cycle = 1e-3 / card.ghz  # µs
@@ -155,7 +156,7 @@ def predicted(launches: Sequence[Launch], card: Card) -> dict[str, float]:
 
 @functools.cache
 def emulator() -> Any:
-    """The tests' module that builds and loads the emulated kernels."""
+    """The tests' module, which builds and loads the emulated kernels."""
     from python_tests import emulated
 
     library = emulated.library()
@@ -181,7 +182,7 @@ def counted(call: Callable[[], object]) -> list[Launch]:
 
 
 def kernel_of(written: str, clustered: bool) -> str:
-    """The kernel of a launch as it is written: ``a ? walk_kernel<true> : walk_kernel<false>, shape, …``."""
+    """The kernel of a launch from its source text: ``a ? walk_kernel<true> : walk_kernel<false>, shape, …``."""
     names = re.findall(r"\w+_kernel(?:<[^>]*>)?", written)
     return str(names[0 if clustered or len(names) == 1 else -1]) if names else written.partition(",")[0]
 
@@ -194,7 +195,7 @@ def sample(case: Case) -> Any:
 
 @functools.cache
 def launches_of(case: Case, multiprocessors: int) -> tuple[list[Launch], torch.Tensor]:
-    """The launches of one call of `case` on the CUDA kernels, and the number that each sequence sampled accepted."""
+    """The launches of one call of `case` on the CUDA kernels, and how many tokens each sampled sequence accepted."""
     some = replace(case, batch=min(case.batch, SAMPLE), device="cpu")
     scale = case.batch / some.batch
     step = sample(some)
@@ -222,8 +223,8 @@ def launches_of(case: Case, multiprocessors: int) -> tuple[list[Launch], torch.T
 
 @functools.cache
 def instructions() -> dict[str, float]:
-    """Warp instructions a KiB loaded, by kernel without template arguments: those of a tile of 1024 bfloat16 ids where
-    the machine code has a loop over tiles; empty where there is no code to read.
+    """Warp instructions per KiB loaded, by kernel without template arguments: those of a tile of 1024 bfloat16 ids if
+    the machine code has a loop over tiles; empty if there is no code to read.
     """
     objects = sorted(OBJECTS.glob("*.o"))
     if not objects or sass.find_cuobjdump() is None:
@@ -234,7 +235,7 @@ def instructions() -> dict[str, float]:
             name = re.search(r"(?<=\d)[a-z_]+_kernel", kernel.name)
             tiles = [n for exps in (0, 32) if (n := kernel.of_a_tile(4, exps)) is not None]
             if name and tiles:
-                found.setdefault(name[0], []).append(max(tiles) / 2)  # two KiB a tile
+                found.setdefault(name[0], []).append(max(tiles) / 2)  # two KiB per tile
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
@@ -246,7 +247,7 @@ def with_instructions(launches: Sequence[Launch], known: Mapping[str, float]) ->
 
 
 def row(case: Case, label: str, card: Card, known: Mapping[str, float]) -> Row:
-    """The prediction for one cell, with the floors at the acceptance of the sample."""
+    """The prediction for one cell, with the floors at the sample's acceptance."""
     launches, accepted = launches_of(case, card.multiprocessors)
     parts = predicted(with_instructions(launches, known), card)
     mean, rejecting = accepted.mean().item(), (accepted < case.num_draft).float().mean().item()
@@ -260,14 +261,14 @@ def row(case: Case, label: str, card: Card, known: Mapping[str, float]) -> Row:
 
 
 def of_gpu(label: str, folder: Path = FOLDER) -> dict[tuple[str, int, int, int], float]:
-    """Predicted µs by (case, vocab, batch, num_draft) of a GPU's file; empty where there is none."""
+    """Predicted µs by (case, vocab, batch, num_draft) from a GPU's file; empty if there is none."""
     path = folder / f"{label}.json"
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
     return {(r["case"], r["vocab"], r["batch"], r["num_draft"]): r["model_us"] for r in rows}
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line a cell, every term in it."""
+    """One line per cell, with every term."""
     lines = [f"{NOTICE}: µs{'':34}{'sum':>8}{'floor':>8}{'exit':>8}  terms"]
     for r in rows:
         where = f"{r['gpu'].removeprefix('nvidia-')[:5]} {r['case']} V={r['vocab']} B={r['batch']} K={r['num_draft']}"
@@ -277,7 +278,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A panel a case of the headline: the sum and the floors by batch."""
+    """One panel per headline case: the sum and the floors by batch size."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Names of kernels for people; without torch, which .ci/resources.py does not need."""
+"""Readable names of kernels; without torch, so that .ci/resources.py does not need it."""
 
 from __future__ import annotations
 

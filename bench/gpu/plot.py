@@ -1,4 +1,4 @@
-"""A roofline of our rows, and the times of all providers over ours."""
+"""A roofline of our rows, and the times of all providers relative to ours."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .summary import groups
 
 
 def draw(result: dict[str, Any], folder: Path, stem: str = "verify_chain") -> list[Path]:
-    """``roofline.png`` and ``ratios.png`` in `folder`, as far as there are rows for them; of another result file than
-    ``verify_chain.json`` with its `stem` before these names.
+    """``roofline.png`` and ``ratios.png`` in `folder`, if there are rows for them; for a result file other than
+    ``verify_chain.json``, with its `stem` before these names.
     """
     import matplotlib
 
@@ -37,7 +37,7 @@ def title(result: dict[str, Any], what: str) -> str:
 
 
 def roofline(result: dict[str, Any], path: Path) -> bool:
-    """Bytes that a call needs against the rate it reads them at; the roof is the launch and a large copy's rate."""
+    """Bytes that a call needs against its rate of reading them; the roof is the launch and a large copy's rate."""
     import numpy as np
     from matplotlib import pyplot
 
@@ -60,7 +60,7 @@ def roofline(result: dict[str, Any], path: Path) -> bool:
 
 
 def ratios(result: dict[str, Any], path: Path, num_draft: int = 5) -> bool:
-    """A panel a law and vocabulary: time over ours, by batch."""
+    """One panel per law and vocabulary: time over ours, by batch size."""
     from matplotlib import pyplot
     from matplotlib.ticker import NullLocator
 

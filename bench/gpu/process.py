@@ -25,7 +25,7 @@ TOOLS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/*")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended; `code` is None where its time was over."""
+    """How a program ended; `code` is None if it ran out of time."""
 
     code: int | None
     seconds: float
@@ -67,12 +67,12 @@ def run(command: Sequence[str], seconds: float, log: Path, environment: Mapping[
 
 
 def _heed_interrupts() -> None:
-    """What a shell runs in the background ignores interrupts, and so would all that it starts."""
+    """A shell's background programs ignore interrupts, and so would all that they start."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt a program and its children, so that they say what they have; kill what is left of them."""
+    """Interrupt a program and its children, so that they report what they have; kill those that remain."""
     try:
         os.killpg(process.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):

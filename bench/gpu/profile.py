@@ -1,7 +1,7 @@
 """What Nsight Compute says of each kernel: ``python -m bench.gpu.profile`` writes ``profile.json``.
 
-The clocks are left as they are (``--clock-control none``). One process of the profiler a case; with ``--only`` this is
-the program that it profiles.
+The clocks are left as they are (``--clock-control none``). Each case runs in its own process of the profiler; with
+``--only`` this is the program that is profiled.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def once(number: int, provider: str, device: str, vocab: int) -> None:
 
 
 def read(text: str) -> list[dict[str, Any]]:
-    """The kernels of ``--page raw --csv``: a line of names, a line of units, a line a kernel."""
+    """The kernels in the output of ``--page raw --csv``: a line of names, a line of units, then one line per kernel."""
     lines = text.splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if first is None:

@@ -1,7 +1,7 @@
-"""Stand-ins for what only a GPU has: everything else of the report then runs without one, on tensors of the CPU.
+"""Stand-ins for what only a GPU has, so that the rest of the report runs without one, on CPU tensors.
 
-Nothing is timed: between any two events lies `MILLISECONDS`, so that no figure of a rehearsal can be taken for a
-measurement. A captured graph is run once while it is captured, and not at all when it is replayed.
+Nothing is timed: any two events are `MILLISECONDS` apart, so that no figure of a rehearsal can be taken for a
+measurement. A captured graph runs once, during capture, and not at all on replay.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def set_sync_debug_mode(mode: str) -> None:
 
 
 def nothing(*arguments: Any) -> None:
-    """For what only waits, or frees."""
+    """Stands in for functions that only wait or free."""
 
 
 @contextlib.contextmanager
@@ -99,14 +99,14 @@ def pretended() -> Iterator[None]:
 
 
 def stand_ins() -> contextlib.AbstractContextManager[Any]:
-    """Within: the CPU's kernels under the names of all that runs on a GPU through the CUDA library."""
+    """Within: the CPU's kernels under the names of all providers that need a GPU through the CUDA library."""
     cpu = Provider(own.builders("cpu"), lambda op, device: None)
     return mock.patch.dict(PROVIDERS, {name: cpu for name in PROVIDERS if name.split(",")[0] == "cuda"})
 
 
 @contextlib.contextmanager
 def device(rehearse: bool) -> Iterator[str]:
-    """Within: the device that is measured, "cuda", or in a rehearsal "cpu" as if it were one."""
+    """Within: the device to measure, "cuda", or in a rehearsal "cpu" as if it were one."""
     if not rehearse:
         yield "cuda"
         return
@@ -115,7 +115,7 @@ def device(rehearse: bool) -> Iterator[str]:
 
 
 def folder(asked: Path | None, rehearse: bool) -> Path:
-    """Where results go: as asked, else into the GPU's folder; those of a rehearsal not among results."""
+    """Where results go: as asked, else into the GPU's folder; a rehearsal's are kept apart from results."""
     if not rehearse:
         return asked or machine.RESULTS / machine.label(gpu=True)
     if asked is None or asked.resolve().is_relative_to(machine.RESULTS):
@@ -124,7 +124,7 @@ def folder(asked: Path | None, rehearse: bool) -> Path:
 
 
 def untimed(module: Any) -> contextlib.AbstractContextManager[Any]:
-    """Within: every run that `module` (`bench.gpu.decode`) looks at took a millisecond a step."""
+    """Within: every run that `module` (`bench.gpu.decode`) looks at seems to take a millisecond per step."""
     ran = module.Ran
     return mock.patch.object(
         module, "Ran", lambda seconds, steps, tokens: ran(MILLISECONDS / 1e3 * steps, steps, tokens)

@@ -1,7 +1,7 @@
 """compute-sanitizer on the ops: ``python -m bench.gpu.sanitizer --budget 90``.
 
 racecheck and memcheck on `bench.gpu.exercise`, then memcheck on the tests of the ops on the device, as far as the time
-goes: what is stopped has not failed if the tool had found nothing.
+allows. A run that is stopped has not failed if the tool had found nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ FOUND = 86
 REFUSED = "Device not supported"
 """What the tool says on some virtual machines."""
 EXERCISE = ("-m", "bench.gpu.exercise")
-# A capture cannot allocate in the way below.
+# A capture cannot allocate in the way set below.
 TESTS = ("-m", "pytest", "python_tests/ops", "-q", "-x", "-k", "cuda-cuda and not captured", "-p", "no:cacheprovider")
-# Else a write behind a tensor lands in the cached memory it was cut from, and nobody sees it.
+# Otherwise a write past a tensor's end lands in the cached block it was cut from, and nobody sees it.
 ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 
 def steps(rehearse: bool) -> list[tuple[str, tuple[str, ...], float]]:
-    """Tool, program, and the share of the time that is left which it may take."""
+    """Tool, program, and the share of the remaining time which it may take."""
     if rehearse:
         return [("memcheck", (*EXERCISE, "--backend", "cpu", "--device", "cpu", "--most-shapes", "1"), 1.0)]
     return [

@@ -1,9 +1,9 @@
-"""What the machine code of kernels tells without a GPU: ``python -m bench.gpu.sass [OBJECT...]``.
+"""What the machine code of kernels shows without a GPU: ``python -m bench.gpu.sass [OBJECT...]``.
 
-Prints, of every kernel in object files or cubins, the bytes of its code and its registers, and of a scan the warp
-instructions before the first load of a row and those that a whole tile takes. Without objects: compiles CUDA's scan
-(csrc/cuda/scan.cu) and Triton's for sm_90 and puts what their tiles take side by side, in
-``bench/model/instructions.json`` (a minute). Needs cuobjdump: CUDA's, or the one that Triton brings.
+Prints, for every kernel in object files or cubins, the bytes of its code and its registers, and for a scan the warp
+instructions before the first load of a row and those per whole tile. Without objects: compiles CUDA's scan
+(csrc/cuda/scan.cu) and Triton's for sm_90 and compares their instructions per tile in ``bench/model/instructions.json``
+(a minute). Needs cuobjdump: CUDA's, or the one that comes with Triton.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Kernel(NamedTuple):
     blocks: dict[int, Block]
 
     def before_first_load(self) -> int | None:
-        """Instructions of the shortest way to a load of 16 bytes; None where the kernel has none."""
+        """Instructions on the shortest path to a load of 16 bytes; None if the kernel has none."""
         for length, at, _, _ in self.walk(0, 1, 0):
             if self.blocks[at].loads:
                 return length + self.blocks[at].before_load
         return None
 
     def of_a_tile(self, loads: int, exponentials: int) -> int | None:
-        """Instructions of the shortest cycle with so many loads of 16 bytes and so many exponentials."""
+        """Instructions in the shortest cycle with so many loads of 16 bytes and so many exponentials."""
         found = []
         for start, block in self.blocks.items():
             if not block.loads:
@@ -72,7 +72,7 @@ class Kernel(NamedTuple):
         return min(found, default=None)
 
     def of_a_program(self, loads: int, exponentials: int) -> int | None:
-        """Instructions of the shortest way from beginning to end with so many of each: of code without a loop."""
+        """Instructions on the shortest path from beginning to end with so many of each, for code without a loop."""
         for length, at, seen, exps in self.walk(0, loads, exponentials):
             block = self.blocks[at]
             if not block.next and (seen + block.loads, exps + block.exponentials) == (loads, exponentials):
@@ -80,13 +80,13 @@ class Kernel(NamedTuple):
         return None
 
     def walk(self, start: int, loads: int, exponentials: int) -> Iterator[tuple[int, int, int, int]]:
-        """Shortest ways from `start`: instructions, the block come to, and what was passed, at most so much of it."""
+        """Shortest paths from `start`: instructions, the block reached, and what was passed, at most so much of it."""
         queue, done = [(0, start, 0, 0)], set[tuple[int, int, int]]()
         while queue:
             length, at, seen, exps = heapq.heappop(queue)
             if (at, seen, exps) in done:
                 continue
-            if length:  # the start itself is come to again
+            if length:  # so that the start itself can be reached again
                 done.add((at, seen, exps))
             yield length, at, seen, exps
             block = self.blocks[at]
@@ -106,10 +106,10 @@ def find_cuobjdump() -> str | None:
 
 
 def blocks_of(code: list[tuple[int, str]]) -> dict[int, Block]:
-    """Cuts a kernel's instructions, (address, text) each, at branches and at where they lead."""
+    """Cut a kernel's instructions, (address, text) each, at branches and at their targets."""
     starts, targets = {code[0][0]}, dict[int, int]()
     for (address, text), (following, _) in zip(code, [*code[1:], (-1, "")], strict=True):
-        if "BRA.DIV" in text:  # taken by a warp whose lanes have gone apart: there is none
+        if "BRA.DIV" in text:  # taken by a warp whose lanes have diverged: there is none
             continue
         branch = BRANCH.search(text)
         if branch and branch[2]:
@@ -142,7 +142,7 @@ def bare(text: str) -> str:
 
 
 def kernels_of(path: Path, arch: str | None = None) -> list[Kernel]:
-    """The kernels of an object file or cubin, of one architecture if it holds several."""
+    """The kernels in an object file or cubin, of one architecture if it holds several."""
     tool = find_cuobjdump()
     assert tool, "cuobjdump was not found"
     said = {}
@@ -162,8 +162,9 @@ def kernels_of(path: Path, arch: str | None = None) -> list[Kernel]:
 
 
 def tile_of(kernel: Kernel) -> dict[str, int]:
-    """Instructions a tile of 1024 ids: {"maxima": ..., "mass": ..., "mass and raw moments": ...}. Of a loop over tiles
-    a turn; without one, as in Triton's scans, which have a warp for each tile that a program reads, the whole program.
+    """Instructions per tile of 1024 ids: {"maxima": ..., "mass": ..., "mass and raw moments": ...}. With a loop over
+    tiles, one turn of it; without one, as in Triton's scans, which have a warp for each tile that a program reads, the
+    whole program.
     """
     for count in (kernel.of_a_tile, kernel.of_a_program):
         found = {
@@ -181,7 +182,7 @@ def find_nvcc() -> str | None:
 
 
 def cuda_scans(folder: Path) -> list[Kernel]:
-    """CUDA's scan for each dtype, kind of rows and what is wanted of them."""
+    """CUDA's scan for each dtype, kind of rows and kind of result."""
     nvcc, cubin = find_nvcc(), folder / "scan.cubin"
     assert nvcc, "nvcc was not found"
     flags = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-fmad=false", "-arch=sm_90a", "-cubin", "-I", "csrc"]
@@ -190,7 +191,7 @@ def cuda_scans(folder: Path) -> list[Kernel]:
 
 
 def triton_scans(folder: Path) -> list[Kernel]:
-    """Triton's in every form that an op launches without processors, which search lists for every id."""
+    """Triton's scan in every form that an op launches without processors, which search lists for every id."""
     command = [sys.executable, "-m", "python_tests.triton.compile_kernels", "90", "--kernel", "law.scan"]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
@@ -199,7 +200,7 @@ def triton_scans(folder: Path) -> list[Kernel]:
 
 
 def triton_scans_in(folder: Path) -> list[Kernel]:
-    """Those of them among what compile_kernels.py has left in a folder."""
+    """Those of them among the files that compile_kernels.py left in a folder."""
     return [
         kernel
         for path in sorted(folder.glob("law.scan.90.*.cubin"))
@@ -209,8 +210,8 @@ def triton_scans_in(folder: Path) -> list[Kernel]:
 
 
 def side_by_side() -> list[dict[str, object]]:
-    """Of what a tile leaves behind and how it is loaded: the least and the most instructions, and the most registers,
-    of the forms of both backends' scans.
+    """By what a tile leaves behind and how it is loaded: the fewest and the most instructions, and the most registers,
+    among the forms of both backends' scans.
     """
     rows = []
     for backend, scans in (("cuda", cuda_scans), ("triton", triton_scans)):

@@ -1,4 +1,4 @@
-"""The ways in which the CUDA kernels lay out their work, chosen by hand."""
+"""The ways in which the CUDA kernels lay out their work, forced by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADER = ROOT / "csrc/cuda/strategy.h"
 
 
 def numbered(header: str) -> Mapping[str, int]:
-    """Names and numbers of ``enum class Strategy``, as in ``kWalk = 2``; 0 is by shape."""
+    """Names and numbers of ``enum class Strategy``, as in ``kWalk = 2``; 0 chooses by shape."""
     body = re.search(r"enum class Strategy[^{]*\{(.*?)\};", header, re.DOTALL)
     assert body is not None, f"{HEADER} has no enum class Strategy"
     return {name.lower(): int(number) for name, number in re.findall(r"\bk(\w+) = (\d+)", body[1])}

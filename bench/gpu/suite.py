@@ -1,8 +1,8 @@
 """The test-suite on a GPU: ``python -m bench.gpu.suite --budget 170``.
 
-What the time does not suffice for is not finished: that is no failure, a test that failed before is. First the CUDA
-kernels, then the steps captured in graphs, Triton's kernels, and whatever else names the device: so the
-time is up where it matters least.
+What the time is not enough for counts as not finished, which is no failure; a test that had already failed is one. The
+CUDA kernels come first, then the steps captured in graphs, Triton's kernels, and whatever else names the device, so
+that the time runs out where it matters least.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOTHING_CHOSEN = 5
 
 
 def steps(rehearse: bool) -> dict[str, list[str]]:
-    """What pytest is asked for, in order."""
+    """What pytest is asked to run, in order."""
     if rehearse:
         return {"rehearsal": ["python_tests/ops/test_uniform_samples.py", "-k", "reference"]}
     everywhere = [*FOLDERS, "-m", "not model", "-k"]
@@ -40,7 +40,7 @@ def steps(rehearse: bool) -> dict[str, list[str]]:
 
 
 def pytest(rehearse: bool) -> list[str]:
-    """pytest, in several processes and with a limit for a test, where that can be had."""
+    """pytest, in several processes and with a time limit per test if plugins for that are installed."""
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=short", "--tier=all", "--maxfail=40"]
     command += ["-p", "no:cacheprovider"]
     if not rehearse and importlib.util.find_spec("xdist"):

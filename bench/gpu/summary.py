@@ -1,4 +1,4 @@
-"""What the measured rows say: the targets, and the short table at the end of a run."""
+"""What the measured rows show: the targets, and the short table at the end of a run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _against_floors(own: Row) -> list[dict[str, Any]]:
 
 
 def _memory(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Extra memory must not grow with the vocabulary: the same batch and K at the smallest and largest."""
+    """Extra memory must not grow with the vocabulary: the same batch size and K at the smallest and largest one."""
     own = next((name for name in OWN if any(r["provider"] == name for r in rows)), None)
     peaks: dict[tuple[str, int, int], dict[int, int]] = {}
     for row in rows:
@@ -85,8 +85,8 @@ KEY = ("op", "case", "vocab", "batch", "num_draft", "provider")
 def table(
     rows: Sequence[Row], num_draft: int | None = 5, model: Mapping[tuple[str, int, int, int], float] | None = None
 ) -> str:
-    """A line a case of `num_draft` (None: any): our time cold, by graph and by launches, what `model` says, by case,
-    vocabulary, batch and draft length (`bench.gpu.model`: no measurement), floors, the best peer.
+    """One line per case of `num_draft` (None: any): our time cold, by graph and by launches; what `model` says by case,
+    vocabulary, batch and draft length (`bench.gpu.model`: no measurement); the floors; the best peer.
     """
     eager = {tuple(r[k] for k in KEY): r["median_us"] for r in rows if (r["cache"], r["launch"]) == ("cold", "eager")}
     warm = {tuple(r[k] for k in KEY): r["median_us"] for r in rows if (r["cache"], r["launch"]) == ("warm", "graph")}

@@ -1,7 +1,7 @@
-"""The measuring process: goes through the cases by phases, and writes each step to the journal before it takes it.
+"""The measuring process: goes through the cases phase by phase, and writes each step to the journal before it takes it.
 
-`bench.gpu.grid` says which cases and providers a phase has, and its share of the time; what it does not reach is left
-out and said so.
+`bench.gpu.grid` says which cases and providers a phase has, and its share of the time; what is not reached is left out
+and reported as such.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_DEATHS = 2
 
 
 def barred(journal: Journal) -> set[tuple[str | None, str | None]]:
-    """(case, provider) that are not to be tried again; (None, provider) for a provider that crashes again and again."""
+    """Pairs (case, provider) not to be tried again; (None, provider) for a provider that keeps crashing."""
     failed = [f for f in journal.all("failed") if f["what"] in ("inputs", "prepare", "died")]
     deaths = Counter(f["provider"] for f in failed if f["what"] == "died" and f["provider"])
     pairs: set[tuple[str | None, str | None]] = {(f["case"], f["provider"]) for f in failed}
@@ -45,7 +45,7 @@ def barred(journal: Journal) -> set[tuple[str | None, str | None]]:
 
 
 def work(phases: Sequence[grid.Phase], setup: measure.Setup, start: float, deadline: float) -> int:
-    """Measure until everything is done or the time is over; `DIED` where another process must go on."""
+    """Measure until everything is done or the time is over; `DIED` if another process must go on."""
     journal = setup.journal
     done = {tuple(pair) for pair in journal.all("finished")}
     out = barred(journal)
@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options; ends in an error where the plan does not measure what one of them asks for."""
+    """The options; ends with an error if one of them asks for something that the plan does not measure."""
     parse = parser()
     options = parse.parse_args(arguments)
     for name in ("case", "draft") if options.plan == "ops" else ():
@@ -147,7 +147,7 @@ def run(options: argparse.Namespace) -> int:
     best = max(facts["copy_gb_per_s"], facts["read_gb_per_s"])
     setup = measure.Setup(device, clock, hardware.cache_bytes(), best, journal)
     gc.collect()
-    gc.freeze()  # every capture collects garbage: let it not go through all modules each time
+    gc.freeze()  # every capture collects garbage: keep it from scanning all modules each time
     with torch.inference_mode():
         return work(phases, setup, options.start, options.deadline)
 
@@ -155,4 +155,4 @@ def run(options: argparse.Namespace) -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # a broken device would also break the way out
+    os._exit(code)  # on a broken device a regular exit would fail too

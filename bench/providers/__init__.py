@@ -1,8 +1,8 @@
-"""Who is compared: one row a provider. It offers a builder per op; a builder turns a case into a call, or refuses it.
+"""Who is compared: one row per provider. It offers a builder per op; a builder turns a case into a call, or refuses it.
 
-A call takes the case's inputs and does the whole work: raw logits to tokens and counts, with its random numbers. Verify
-calls return ``(tokens [batch, num_draft + 1], num_accepted [batch])`` (of a tree ``[batch, max_depth + 1]``); what
-stands behind the last emitted token is −1, but for a peer that leaves it undefined.
+A call takes the case's inputs and does all the work: raw logits to tokens and counts, with its random numbers. Verify
+calls return ``(tokens [batch, num_draft + 1], num_accepted [batch])`` (for a tree ``[batch, max_depth + 1]``); entries
+after the last emitted token are −1, except for a peer that leaves them undefined.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _package(name: str) -> Callable[[str, str], str | None]:
 
 
 def _gpu_peer(*modules: str) -> Callable[[str, str], str | None]:
-    """Such a peer is imported to know: an installation often lacks what it was built against."""
+    """Import such a peer to see whether it works: an installation often lacks what it was built against."""
 
     @functools.cache
     def why_missing() -> str | None:
@@ -84,14 +84,14 @@ def _gpu_peer(*modules: str) -> Callable[[str, str], str | None]:
     return lambda op, device: why_missing() if torch.device(device).type == "cuda" else "it needs a GPU"
 
 
-def _lossless(builders: Mapping[str, Builder]) -> Mapping[str, Builder]:
-    """Builders that refuse to verify against any law but the target's, and by the match rule: no peer's kernels do.
-    They are timed from logits.
+def _lossless(builders: Mapping[str, Builder], matches: bool = False) -> Mapping[str, Builder]:
+    """Builders that refuse to verify against any law but the target's, and refuse the match rule unless the peer has
+    it. They are timed from logits.
     """
 
     def refusing(builder: Builder) -> Builder:
         def build(case: Case) -> Call | None:
-            refused = case.target_law is not None or case.acceptance == "match" or case.of_probs
+            refused = case.target_law is not None or case.of_probs or (case.acceptance == "match" and not matches)
             return None if refused else builder(case)
 
         return build
@@ -116,7 +116,7 @@ PROVIDERS: dict[str, Provider] = {
     "eager, top-p in top-k": Provider(eager.NARROW_BUILDERS, _always),
     "eager, kept draft_probs": Provider(eager.KEPT_BUILDERS, _always),
     "compile": Provider(compiled.BUILDERS, _compiler, peer=True),
-    "transformers": Provider(_lossless(hf.BUILDERS), _package("transformers"), peer=True),
+    "transformers": Provider(_lossless(hf.BUILDERS, matches=True), _package("transformers"), peer=True),
     "flashinfer": Provider(_lossless(flashinfer.BUILDERS), _gpu_peer(flashinfer.MODULE), peer=True, gpu=True),
     "vllm V1": Provider(_lossless(vllm.V1_BUILDERS), _gpu_peer(vllm.V1), peer=True, gpu=True),
     "vllm V2": Provider(_lossless(vllm.V2_BUILDERS), _gpu_peer(vllm.V2), peer=True, gpu=True),

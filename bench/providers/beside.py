@@ -1,8 +1,8 @@
-"""Peers that stand in a folder beside the checkout, for machines without a package registry.
+"""Peers in a folder beside the checkout, for machines without a package registry.
 
-``python -m bench.peers`` fills the folder ``peers`` with what their verify step needs and no more; modules that they
-import and that are not there are made up as they are asked for. A peer that is installed is taken instead.
-``python -m bench.providers.beside`` compiles those that compile themselves.
+``python -m bench.peers`` fills the folder ``peers`` with what their verify step needs and no more; missing modules that
+they import are made up on demand. A peer that is installed takes precedence. ``python -m bench.providers.beside``
+compiles those that compile themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MADE_UP = ("vllm", "flashinfer", "pynvml")
 
 
 class Nothing:
-    """What a made-up module has: false, empty, callable, and a decorator that changes nothing."""
+    """The content of a made-up module: false, empty, callable, and a decorator that changes nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -54,7 +54,7 @@ class Nothing:
 
 
 class MadeUp(ModuleType):
-    """A module that is not there; it has no ``__file__``."""
+    """Stands in for a missing module; it has no ``__file__``."""
 
     __path__: list[str] = []
 
@@ -65,7 +65,7 @@ class MadeUp(ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Comes last: what no other finder has of these packages."""
+    """Comes last: finds what no other finder has of these packages."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         return ModuleSpec(name, self) if name.split(".")[0] in MADE_UP else None
@@ -78,11 +78,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def mount(folder: Path = FOLDER) -> bool:
-    """Make the folder's packages importable; False where there is none."""
+    """Make the folder's packages importable; False if there is no folder."""
     if not folder.is_dir():
         return False
     if str(folder) not in sys.path:
-        sys.path.append(str(folder))  # behind what is installed
+        sys.path.append(str(folder))  # after what is installed
         sys.meta_path.append(Finder())
         os.environ["PATH"] = f"{os.environ.get('PATH', '')}{os.pathsep}{folder / 'bin'}"  # ninja
     return True

@@ -15,7 +15,7 @@ DYNAMIC = ("verify_packed",)  # its number of rows changes from step to step
 
 
 def _builder(op: str, case: Case) -> Call | None:
-    torch._dynamo.reset()  # each case is compiled for itself: none may fall back because others used up the cache
+    torch._dynamo.reset()  # each case is compiled on its own: none may fall back because others filled the cache
     builder, function = eager.FUNCTIONS[op]
     return builder(case, torch.compile(function, dynamic=op in DYNAMIC))
 

@@ -1,4 +1,4 @@
-"""Plain PyTorch, as one writes it with care: whole batch at once, no Python loop over positions, no synchronisation."""
+"""Plain PyTorch, written with care: whole batch at once, no Python loop over positions, no synchronisation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def warp(logits: Tensor, params: sk.SamplingParams) -> Tensor:
 
 
 def narrow_warp(logits: Tensor, params: sk.SamplingParams) -> Tensor:
-    """The same where top-k is on: top-p needs only the k logits that `torch.topk` has already put in order."""
+    """The same when top-k is on: top-p needs only the k logits that `torch.topk` has already sorted."""
     scores = logits.float() / params.temperature
     ordered, index = scores.topk(min(int(params.top_k), scores.shape[-1]))
     mass = ordered.softmax(-1)
@@ -95,9 +95,9 @@ def assemble(draft_tokens: Tensor, accepted: Tensor, final: Tensor) -> tuple[Ten
 
 
 def one_of(weights: Tensor) -> Tensor:
-    """An id a row in proportion to ``[rows, vocab]`` weights. On a GPU by a race of exponentials, which is what
-    `torch.multinomial` does behind a check that waits for the device; on a CPU, where the exponentials are made one by
-    one, by the inverse of the running sums."""
+    """One id per row in proportion to ``[rows, vocab]`` weights. On a GPU by a race of exponentials, which is what
+    `torch.multinomial` does after a check that waits for the device; on a CPU, where exponentials are generated one by
+    one, by inverting the running sums."""
     if weights.device.type == "cpu":
         sums = weights.cumsum(-1)
         coins = torch.rand_like(sums[:, :1]) * sums[:, -1:]
@@ -106,7 +106,7 @@ def one_of(weights: Tensor) -> Tensor:
 
 
 def recover(p: Tensor, q: Tensor, all_accepted: Tensor) -> Tensor:
-    """A draw from ``norm((p − q)+)``, or from p after a whole draft or where nothing is left, ``[batch]``."""
+    """A draw from ``norm((p − q)+)``, or from p after a fully accepted draft or if nothing is left, ``[batch]``."""
     residual = (p - q).clamp_min(0)
     use_p = all_accepted | (residual.sum(-1) <= 0)
     return one_of(torch.where(use_p[:, None], p, residual))
@@ -122,12 +122,19 @@ def token_rule(target: Tensor, draft: Tensor, draft_tokens: Tensor) -> tuple[Ten
 
 
 def one_hot_rule(target: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The token rule where the draft's law is all mass on its token."""
+    """The token rule if all of the draft's mass is on its token."""
     num_draft = draft_tokens.shape[1]
     p = values_at(target[:, :-1], draft_tokens)
     accepted = prefix(torch.rand_like(p) < p)
     q = torch.nn.functional.one_hot(pick(draft_tokens, accepted.clamp_max(num_draft - 1)), target.shape[-1])
     return assemble(draft_tokens, accepted, recover(pick(target, accepted), q, accepted == num_draft))
+
+
+def match_rule(target: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """A token drawn at every position; the draft is kept while it agrees."""
+    drawn = one_of(target.flatten(0, 1)).view(target.shape[:2])
+    accepted = prefix(draft_tokens == drawn[:, :-1])
+    return assemble(draft_tokens, accepted, pick(drawn, accepted))
 
 
 def block_rule(target: Tensor, draft: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,7 +175,7 @@ def verify(
     target_logits: Tensor, draft_tokens: Tensor, draft_logits: Tensor | None, draft_probs: Tensor | None,
     case: Case, warp: Warp,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """One verify step from raw logits, or the probabilities made of them; `draft_probs` where they were kept from
+    """One verify step from raw logits, or from the probabilities made from them; `draft_probs` if they were kept from
     drafting.
     """
     if case.greedy:
@@ -176,6 +183,8 @@ def verify(
         accepted = prefix(draft_tokens == wanted[:, :-1])
         return assemble(draft_tokens, accepted, pick(wanted, accepted))
     target = target_logits if case.of_probs else law(target_logits, case.params, warp)
+    if case.acceptance == "match":
+        return match_rule(target, draft_tokens)
     if draft_probs is None:
         if draft_logits is None:
             return one_hot_rule(target, draft_tokens)
@@ -224,7 +233,7 @@ def statistics(logits: Tensor, params: sk.SamplingParams) -> tuple[Tensor, ...]:
 
 
 def in_tiles(rows: Tensor, beyond: float) -> Tensor:
-    """``[..., tiles, TILE]``; not the reference's function, with which this one's answers are compared."""
+    """``[..., tiles, TILE]``; not the reference's function, as that is what these answers are compared with."""
     return torch.nn.functional.pad(rows, (0, -rows.shape[-1] % TILE), value=beyond).unflatten(-1, (-1, TILE))
 
 
@@ -244,7 +253,7 @@ def merged(shard: ShardInputs, params: sk.SamplingParams) -> tuple[Tensor, ...]:
 
 
 def drawn_by_tiles(shard: ShardInputs, params: sk.SamplingParams) -> tuple[Tensor, Tensor]:
-    """What `shard_draw` gives: masses of what P has and Q has not, and the id where a draw among them ends."""
+    """What `shard_draw` gives: masses of P's excess over Q, and the id where a draw among them ends."""
     p, q = (
         ((x.float() - stats.max[..., None]) / params.temperature).exp() / stats.normalizer[..., None]
         for x, stats in ((shard.logits, shard.stats), (shard.draft_logits, shard.draft_stats))
@@ -256,14 +265,14 @@ def drawn_by_tiles(shard: ShardInputs, params: sk.SamplingParams) -> tuple[Tenso
 
 
 def draw(logits: Tensor, params: sk.SamplingParams) -> tuple[Tensor, Tensor]:
-    """A token a row and its log-probability."""
+    """One token per row and its log-probability."""
     log_law = warp(logits, params).log_softmax(-1)
     token = one_of(log_law.exp().flatten(0, -2)).view(*logits.shape[:-1], 1)
     return token[..., 0], log_law.gather(-1, token)[..., 0]
 
 
 def as_vllm(request: Request, words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:
-    """The rows as processors make them, by vLLM's formulae: the whole batch at once, with dense counts, made here."""
+    """The rows after processors, by vLLM's formulae: the whole batch at once, with dense counts, made here."""
     x, (batch, rows, vocab) = logits.float().clone(), logits.shape
     bits = (words[..., None] >> torch.arange(32, dtype=torch.int32, device=x.device)) & 1
     x.masked_fill_(bits.flatten(-2)[..., :vocab] == 0, -math.inf)
@@ -358,7 +367,7 @@ def random_keys(case: Case) -> Call | None:
 
 
 def count_tokens_(case: Case) -> Call | None:
-    """Lists and tokens sorted together."""
+    """Sorts lists and tokens together."""
 
     def call(step: CountInputs) -> object:
         known, tokens = step.token_counts, step.tokens
@@ -377,7 +386,7 @@ def count_tokens_(case: Case) -> Call | None:
 
 def gather_kv_(case: Case) -> Call | None:
     """A layer at a time: `index_select` and `index_copy_` for one sequence, advanced indexing for several. All paths
-    are taken for whole: of several lengths they would need a synchronisation."""
+    are assumed to have full length: with several lengths they would need a synchronisation."""
     sequences = torch.arange(case.batch, device=case.device)[:, None]
 
     def call(step: CacheInputs) -> object:

@@ -28,7 +28,7 @@ def assembled(step: TreeInputs, node: Tensor, final: Tensor) -> tuple[Tensor, Te
 
 
 def walk_to(step: TreeInputs, wanted: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Down the tree while what is `wanted` after a node, one a sequence, is a child's token: of the rows on the way."""
+    """Down the tree while the token `wanted` after a node, one per sequence, is a child's; rows on the way only."""
     node = torch.zeros_like(step.node_tokens[:, 0])
     token = wanted(node)
     for _ in range(step.tree.max_depth):
@@ -40,8 +40,8 @@ def walk_to(step: TreeInputs, wanted: Callable[[Tensor], Tensor]) -> tuple[Tenso
 
 
 def recursive(step: TreeInputs, params: sk.SamplingParams) -> tuple[Tensor, Tensor]:
-    """A level at a time, siblings one after the other: accept with min(1, P/Q), else P becomes norm((P − Q)+) and the
-    child leaves Q.
+    """A level at a time, siblings one after the other: accept with min(1, P/Q), otherwise P becomes norm((P − Q)+) and
+    the child leaves Q.
     """
     tree = step.tree
     node = torch.zeros_like(step.node_tokens[:, 0])

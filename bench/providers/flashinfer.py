@@ -1,8 +1,8 @@
 """FlashInfer: its softmax, its top-k and top-p renormalisation, its chain kernel; its own samplers.
 
 As in an engine built on it, the draft's probabilities were kept from drafting. Seed and offset are tensors: an int
-would come from the host's generator and be baked into a captured graph. It has neither block verification nor a way
-around the draft's probabilities, which a one-hot draft gets as rows of zeros and a one.
+would come from the host's generator and be baked into a captured graph. It has no block verification and always needs
+the draft's probabilities; for a one-hot draft these are rows of zeros and a one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MODULE = "flashinfer.sampling"
 
 
 def probabilities(sampling: Any, logits: Tensor, case: Case) -> Tensor:
-    """``[batch, n, vocab]`` logits to their law, float32, by the kernels of module `sampling`."""
+    """``[batch, n, vocab]`` logits to their distribution, float32, by the kernels of module `sampling`."""
     params = case.params
     rows = sampling.softmax(logits.float().flatten(0, 1), temperature=float(params.temperature))
     if 0 < params.top_k < case.vocab:

@@ -1,8 +1,8 @@
 """transformers' own way: its logits warpers row by row, then its verify function, one sequence at a time.
 
-What `GenerationMixin._assisted_decoding` does between the forward and the cache (it refuses batches): with draft logits
-its speculative sampling; without, or greedy, one token is drawn a row and the draft is kept while it agrees. It has no
-block verification.
+What `GenerationMixin._assisted_decoding` does between the forward and the cache (it refuses batches): with draft
+logits, its speculative sampling; without, or if greedy, one token is drawn per row and the draft is kept while it
+agrees. It has no block verification.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..timing import Call
 
 
 def warpers(params: sk.SamplingParams) -> Callable[[Tensor], Tensor] | None:
-    """``[rows, vocab]`` to warped scores, warpers chosen and ordered as `generate` does; None where there is none."""
+    """``[rows, vocab]`` to warped scores, with warpers chosen and ordered as in `generate`; None if there are none."""
     from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     chain = LogitsProcessorList()

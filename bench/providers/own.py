@@ -1,4 +1,4 @@
-"""This package's backends, through the public functions; random numbers are drawn in the call, as in a loop."""
+"""This package's backends, through the public functions; random numbers are drawn within the call, as in a loop."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ..timing import Call
 
 
 def asked_for(case: Case, backend: str) -> str | None:
-    """`backend`, or None where that takes the same one: what users call, without the look-up of a name."""
+    """`backend`, or None if that selects the same one: what users call, without the lookup of a name."""
     same = settings().backend is None and automatic(FUNCTIONS[case.op], torch.device(case.device)) == backend
     return None if same else backend
 
 
 def with_strategy(name: str, overlap: bool = True) -> Mapping[str, Callable[[Case], Call | None]]:
-    """`verify_chain` of the CUDA kernels, their work laid out in a way of csrc/cuda/strategy.h."""
+    """`verify_chain` of the CUDA kernels, with their work laid out in one of the ways of csrc/cuda/strategy.h."""
 
     def verify_chain(case: Case) -> Call | None:
         automatic_call = builders("cuda")["verify_chain"](case)
@@ -43,13 +43,13 @@ def with_strategy(name: str, overlap: bool = True) -> Mapping[str, Callable[[Cas
 
 
 def direct(op: str, name: str) -> Callable[[Case], Call | None]:
-    """The builder of an op that draws nothing: what it must be given are fields of its inputs, and the case may say
-    some of the rest.
+    """The builder of an op that draws nothing: its required arguments are fields of its inputs, and the case may give
+    some of the others.
     """
     parameters = inspect.signature(getattr(sk, op)).parameters.values()
     given = [f"step.{p.name}" for p in parameters if p.default is p.empty]
     said = [p.name for p in parameters if p.default is not p.empty and hasattr(Case, p.name)]
-    # The call as one writes it: one that looks its arguments up would add half a microsecond to what is measured.
+    # The call as a user writes it: looking up its arguments would add half a microsecond to what is measured.
     code = f"lambda step: op({', '.join([*given, *(f'{field}={field}' for field in said)])}, backend=backend)"
 
     def builder(case: Case) -> Call | None:
@@ -61,7 +61,7 @@ def direct(op: str, name: str) -> Callable[[Case], Call | None]:
 
 
 def coins_of(case: Case, uniforms: bool) -> Callable[[Any], dict[str, Any]]:
-    """A verify step to its random numbers, as the op takes them."""
+    """From a verify step to its random numbers, as the op takes them."""
     if not uniforms or case.drawn_before:
         return lambda step: {"uniform_samples": step.uniform_samples}
     steps = itertools.count()
@@ -74,7 +74,8 @@ def coins_of(case: Case, uniforms: bool) -> Callable[[Any], dict[str, Any]]:
 
 
 def verify_chain(case: Case, name: str, draft_stats: bool, uniforms: bool) -> Call | None:
-    if (not draft_stats and case.one_hot) or (case.greedy and not (draft_stats and uniforms)):
+    seeded = case.greedy or case.acceptance == "match"  # no uniforms
+    if (not draft_stats and case.one_hot) or (seeded and not (draft_stats and uniforms)):
         return None
     backend = asked_for(case, name)
     if case.acceptance == "match":
@@ -100,10 +101,9 @@ def matched_chain(case: Case, backend: str | None) -> Call:
     positions = torch.arange(case.num_draft + 1, device=case.device).expand(case.batch, -1)
 
     def call(step: ChainInputs) -> tuple[object, ...]:
-        keys = sk.noise_keys(step.seeds, positions, backend=backend)
         out = sk.verify_chain(
-            step.target_logits, step.draft_tokens, params=case.params, acceptance="match", noise_keys=keys,
-            backend=backend,
+            step.target_logits, step.draft_tokens, params=case.params, acceptance="match", seeds=step.seeds,
+            positions=positions, backend=backend,
         )  # fmt: skip
         return out.tokens, out.num_accepted
 
@@ -154,7 +154,7 @@ def mask_logits_(case: Case, name: str) -> Call:
     backend = asked_for(case, name)
 
     def call(rows: RowInputs) -> tuple[object, ...]:
-        masked = rows.logits.clone()  # what is masked already would be masked faster
+        masked = rows.logits.clone()  # rows that are already masked would be masked faster
         return sk.mask_logits_(masked, case.params, backend=backend), masked
 
     return call
@@ -218,8 +218,8 @@ REST: Mapping[str, Callable[..., Call]] = {
 
 
 def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapping[str, Callable[[Case], Call | None]]:
-    """A builder per op for backend `name`. Without `draft_stats` or without drawing `uniforms`: the verify ops alone,
-    in the cases where they would have been used."""
+    """One builder per op for backend `name`. Without `draft_stats`, or without drawing `uniforms`: only the verify ops,
+    in the cases that would have used them."""
     how = {"name": name, "draft_stats": draft_stats, "uniforms": uniforms}
     verify = {op: functools.partial(builder, **how) for op, builder in VERIFY.items()}
     if not (draft_stats and uniforms):

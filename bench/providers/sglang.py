@@ -1,8 +1,8 @@
 """SGLang's verify step: softmax, sgl_kernel's renormalisation, then its chain kernel, or its tree kernels.
 
-Greedy steps take sgl_kernel's tree kernel, on the chain too. The draft's probabilities were kept from drafting; a
-one-hot draft gets rows of zeros and a one. Block verification is left out; of a tree's rules there are those that do
-not ask for the law that children were drawn from.
+Greedy steps use sgl_kernel's tree kernel, for the chain too. The draft's probabilities were kept from drafting; a
+one-hot draft gets rows of zeros and a one. Block verification is left out; of the tree rules, it has those that do not
+need the distribution that children were drawn from.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KERNELS = "sgl_kernel"
 
 
 def chain_kernel() -> Any:
-    """``chain_speculative_sampling_triton``, wherever this version keeps it."""
+    """``chain_speculative_sampling_triton``, wherever this version has it."""
     for name in MODULES:
         try:
             return importlib.import_module(name).chain_speculative_sampling_triton
@@ -32,7 +32,7 @@ def chain_kernel() -> Any:
 
 
 def probabilities(logits: Tensor, case: Case, kernels: Any) -> Tensor:
-    """``[batch, n, vocab]`` logits to their law."""
+    """``[batch, n, vocab]`` logits to their distribution."""
     params = case.params
     rows = torch.softmax(logits.float().flatten(0, 1) / params.temperature, -1)
     if params.top_k > 0:
@@ -81,7 +81,7 @@ def verify_chain(case: Case) -> Call | None:
 
 
 def verify_tree(case: Case) -> Call | None:
-    """Its "target only" rule, which draws a token after each node as "sample" does, and the greedy one."""
+    """Its "target only" rule, which draws a token after each node as "sample" does, and the greedy rule."""
     if case.acceptance not in ("sample", "greedy"):
         return None
     kernels = importlib.import_module(KERNELS)

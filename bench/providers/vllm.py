@@ -1,9 +1,9 @@
 """vLLM's two pipelines, from the step's raw logits to tokens, with what its engine keeps from drafting.
 
 V1: the rows are split into those of draft tokens and the bonus rows, made float32 and cut by its own functions; the
-bonus is drawn by exponentials; then the rejection kernels with the draft's probabilities. V2: the rejection kernels
-read logits, the target's after temperature and cuts, the draft's as they were kept; slots behind the last token are
-undefined.
+bonus is drawn by exponentials; then come the rejection kernels with the draft's probabilities. V2: the rejection
+kernels read logits, the target's after temperature and cuts, the draft's as they were kept; slots after the last token
+are undefined.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def whole(case: Case, value: float, dtype: torch.dtype, length: int | None = Non
 
 
 def cuts(case: Case, length: int) -> tuple[Tensor | None, Tensor | None]:
-    """top-k and top-p of `length` rows, None where nothing is cut."""
+    """top-k and top-p for `length` rows, None if nothing is cut."""
     k = whole(case, int(case.params.top_k), torch.int32, length) if case.params.top_k > 0 else None
     p = whole(case, float(case.params.top_p), torch.float32, length) if case.params.top_p < 1 else None
     return k, p
@@ -92,7 +92,7 @@ def v2_chain(case: Case) -> Call | None:
     kept: dict[int, tuple[ChainInputs, Tensor | None]] = {}
 
     def kept_logits(step: ChainInputs) -> Tensor | None:
-        """The draft's logits as its sampler left them, made once a step: work of drafting, not of verifying."""
+        """The draft's logits as its sampler left them, made once per step: part of drafting, not of verifying."""
         if id(step) not in kept:
             probs = step.draft_probs
             kept[id(step)] = step, step.draft_logits if unscaled or probs is None else probs.log()

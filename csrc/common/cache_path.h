@@ -15,10 +15,10 @@ struct RowMove {
 
 enum class PathStep : int32_t { kMove, kEnd, kBad };
 
-// Rows that a sequence can have.
+// The number of rows that a sequence can have.
 SPECDEC_HD int64_t cache_capacity(const GatherKVArgs& args) { return args.max_blocks * args.block_size; }
 
-// Whether nothing of a sequence moves: idle, or without a root in the cache.
+// Whether none of a sequence's rows move: it is idle, or its root is not in the cache.
 SPECDEC_HD bool stays(const GatherKVArgs& args, int64_t context) {
   return context < 0 || context >= cache_capacity(args);
 }
@@ -33,14 +33,14 @@ SPECDEC_HD bool find_row(const GatherKVArgs& args, int64_t b, int64_t position, 
   return block >= 0 && block < args.num_blocks;
 }
 
-// What sequence b, which does not stay, does with its accepted node j if it followed all the nodes before. Since nodes
-// ascend, a row goes down or stays, and never onto one that a later node still has to take.
+// The step that sequence b, unless stays(), takes for its accepted node j after following all nodes before it. Nodes
+// ascend, so a row moves down or stays, and never overwrites a row that a later node still has to take.
 SPECDEC_HD PathStep path_step(const GatherKVArgs& args, int64_t b, int64_t context, int64_t j, RowMove* move) {
   if (j >= args.max_depth) return PathStep::kEnd;
   const int64_t node = id_at(args.accepted_nodes, b * args.max_depth + j);
   if (node == -1) return PathStep::kEnd;
   const int64_t previous = j > 0 ? id_at(args.accepted_nodes, b * args.max_depth + j - 1) : 0;
-  // Ascending from 1, node j is greater than j; but whoever asks for many steps at once has not seen the nodes before.
+  // Nodes ascend from 1, so node j > j; but a caller that asks for many steps at once has not seen the earlier nodes.
   if (node <= previous || node <= j || node >= cache_capacity(args) - context) return PathStep::kBad;
   const bool found = find_row(args, b, context + node, &move->from) && find_row(args, b, context + 1 + j, &move->to);
   return found ? PathStep::kMove : PathStep::kBad;
@@ -54,7 +54,7 @@ SPECDEC_HD int64_t offset_of(const CacheShape& shape, const CacheRow& at) {
   return at.block * shape.stride_block + at.row * shape.stride_row;
 }
 
-// The outcome of a sequence that follows `moved` nodes up to the step `last`.
+// Writes the outcome of a sequence that follows `moved` nodes up to the step `last`.
 SPECDEC_HD void write_outcome(const GatherKVArgs& args, int64_t b, int64_t context, int64_t moved, PathStep last) {
   const bool stayed = stays(args, context);
   const int64_t length = stayed ? context : context + 1 + moved;

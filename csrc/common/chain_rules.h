@@ -1,20 +1,20 @@
-// The rules by which a chain of draft tokens is accepted, each written once, over what a position of it can answer.
+// The acceptance rules for a chain of draft tokens, each written once, in terms of what a position can answer.
 //
-// A `Chain` is one sequence of one backend, standing at one position:
+// A `Chain` is one sequence of one backend, currently at one position:
 //
 //   token(i)              the draft token of position i, x
 //   read_target(i)        go to position i and read P; its flags count from here on
-//   read_draft(i)         read Q too, and begin the law that the target law makes of both; the flags of Q count
-//   end_before(i)         the span ends before x_i, which Q cannot have given, and is flagged
-//   one_hot(), argmax()   whether P is all on one id, and that id
+//   read_draft(i)         read Q too, and begin the law that the target law derives from both; Q's flags count
+//   end_before(i)         end the span before x_i, which Q cannot have produced, and flag it
+//   one_hot(), argmax()   whether all of P's mass is on one id, and which id
 //   p(x), q(x), keeps(x)  P and Q of an id, and whether a cascade's law keeps it
 //   accept()              the factor of P in the token rule (1 unless the target law says otherwise)
 //   coin(i)               the coin of draft token x_i
-//   enter(i, w)           read_target, read_draft, and know what is left there of w times the law after Q
-//   residual(i)           the mass of that: the sum of (w law - Q)+
+//   enter(i, w)           read_target, read_draft, and find the residual there: (w law - Q)+
+//   residual(i)           the mass of the residual: the sum of (w law - Q)+
 //   next_weight(i, w)     w after x, or kImpossible: see weight_after
 //   remember(i, w)        note the position as the one where a token may have to be recovered
-//   wanted(i)             what the target itself draws there, for match and greedy
+//   wanted(i)             the token that the target itself draws there, for match and greedy
 #pragma once
 #include "common/span.h"
 
@@ -22,14 +22,14 @@ namespace specdec {
 
 // ---- Token rule (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318) ----
 
-// u * Q(x) < P(x), strictly, so that P = 0 is never accepted. What Q(x) exceeds 1 by is rounding: where P(x) is 1 too, a
-// coin close to 1 must not reject x.
+// u * Q(x) < P(x), strictly, so that P = 0 is never accepted. Q(x) may exceed 1 by what can_give allows; without the
+// clamp, a coin close to 1 could reject x although P(x) is 1 too.
 SPECDEC_HD bool accept_token(double coin, float p, float q) { return coin * fminf(q, 1.0f) < p; }
 
 // What becomes of a draft token.
 enum class Verdict : int32_t { kAccepted, kRejected, kImpossible };
 
-// Of x_i. A point mass needs no coin, nor does what a cascade keeps.
+// The verdict on x_i. Neither a point mass nor a token that a cascade keeps needs a coin.
 template <class Chain>
 SPECDEC_RULE Verdict judge_by_token(const VerifyChainArgs& args, Chain& at, int64_t i) {
   const auto verdict = [](bool accepted) { return accepted ? Verdict::kAccepted : Verdict::kRejected; };
@@ -45,8 +45,8 @@ SPECDEC_RULE Verdict judge_by_token(const VerifyChainArgs& args, Chain& at, int6
   return verdict(accept_token(at.coin(i), p, q));
 }
 
-// How many draft tokens are accepted: those before the first that is not. Where that is impossible the span ends before
-// it: what follows is drawn from the law there, as after a span accepted whole.
+// The number of draft tokens accepted: those before the first that is not. If that one is impossible, the span ends
+// before it, and the next token is drawn from the law there, as after a span accepted whole.
 template <class Chain>
 SPECDEC_RULE int64_t token_rule(const VerifyChainArgs& args, Chain& chain, const Span& span) {
   for (int64_t i = 0; i < span.length; ++i) {
@@ -59,7 +59,7 @@ SPECDEC_RULE int64_t token_rule(const VerifyChainArgs& args, Chain& chain, const
 
 // ---- Block rule (Sun et al., arXiv 2403.10444, algorithm 2) ----
 
-// w_i from w_{i-1}, of a token that Q can have given.
+// w_i from w_{i-1}, for a token that Q can have produced.
 SPECDEC_HD float next_block_weight(float w, float p, float q) {
   return p > 0.0f && w > 0.0f ? fminf(1.0f, w * p / fminf(q, 1.0f)) : 0.0f;
 }
@@ -72,7 +72,7 @@ SPECDEC_HD float block_threshold(float w, float residual) {
 
 constexpr float kImpossible = -1.0f;
 
-// What x makes of w at a position: the law's number and Q's. Q's is kImpossible if it cannot have given x.
+// How x changes w at a position: the probabilities of x under the law and under Q; q is kImpossible if Q cannot give x.
 struct Step {
   float p, q;
 };
@@ -89,14 +89,14 @@ SPECDEC_HD float weight_after(Step step, float w) {
   return step.q == kImpossible ? kImpossible : next_block_weight(w, step.p, step.q);
 }
 
-// w after x at a position, where it was w before; kImpossible if Q cannot have given x.
+// w after x at a position, given w before it; kImpossible if Q cannot have produced x.
 template <class Position>
 SPECDEC_RULE float weight_after(const TargetLaw& law, const Position& at, int32_t x, float w) {
   return weight_after(step_at(law, at, x), w);
 }
 
-// The weights depend on no coin: visit(i, w) at each position until w has become 0. The span ends before the first token
-// that is impossible.
+// Calls visit(i, w) at each position until w has become 0; the weights depend on no coin. The span ends before the
+// first token that is impossible.
 struct Walked {
   int64_t positions;
   float w;  // after the last of them
@@ -119,7 +119,7 @@ SPECDEC_RULE Walked walk_weights(Chain& chain, const Span& span, Visit visit) {
   return {i, w};
 }
 
-// How many draft tokens are accepted. The last coin that succeeds counts, so the walk goes on after a failure.
+// The number of draft tokens accepted. The last coin that succeeds counts, so the walk goes on after a failure.
 template <class Chain>
 SPECDEC_RULE int64_t block_rule(Chain& chain, const Span& span) {
   int64_t accepted = 0;
@@ -140,7 +140,7 @@ SPECDEC_RULE bool accepts_by_match(const Chain& at, int64_t i, int64_t wanted) {
   return at.token(i) == wanted;
 }
 
-// How many draft tokens are accepted, and what the target draws after them.
+// The number of draft tokens accepted, and what the target draws after them.
 template <class Chain>
 SPECDEC_RULE Outcome match_rule(Chain& chain, const Span& span) {
   for (int64_t i = 0; i < target_rows(span); ++i) {
@@ -157,8 +157,8 @@ SPECDEC_HD bool by_match(const VerifyChainArgs& args) {
   return args.acceptance == Acceptance::kMatch || args.acceptance == Acceptance::kGreedy;
 }
 
-// Whether sequence b goes by the block rule. The token rule serves a draft that is one-hot in law: in law the block rule
-// is the same there, and it needs no draft.
+// Whether sequence b uses the block rule. For a draft with a one-hot law the token rule is used instead: its output
+// distribution is the same there, and it needs no draft.
 SPECDEC_HD bool by_block(const VerifyChainArgs& args, int64_t b) {
   return args.acceptance == Acceptance::kBlock && has_draft(args) &&
          (args.draft_probs.data || !sampling_of(args.draft_params, b).greedy);
@@ -171,7 +171,7 @@ SPECDEC_HD Next next_after(const Span& span, int64_t accepted) {
   return span.closed ? Next::kNothing : Next::kBonus;
 }
 
-// What becomes of a sequence whose positions are visited one after the other. final_token(next, accepted) draws.
+// The outcome of a sequence whose positions are visited one by one. final_token(next, accepted) draws its last token.
 template <class Chain>
 SPECDEC_RULE Outcome chain_rule(const VerifyChainArgs& args, const Span& span, int64_t b, Chain& chain) {
   if (span.idle) return {};

@@ -7,14 +7,14 @@
 #define SPECDEC_HD [[maybe_unused]] static inline
 #endif
 
-// What is long and called from several places: once in a kernel's code.
+// For long functions with several call sites: their code exists once per kernel.
 #ifdef __CUDACC__
 #define SPECDEC_HD_OUT_OF_LINE inline __host__ __device__ __noinline__
 #else
 #define SPECDEC_HD_OUT_OF_LINE [[maybe_unused]] static inline
 #endif
 
-// A template over what its caller can do: where there is a device, over what only that can do.
+// For templates over a class of the caller's; in CUDA code its members may be callable on the device only.
 #ifdef __CUDACC__
 #define SPECDEC_RULE __device__ __forceinline__
 #else

@@ -1,5 +1,5 @@
-// Laws of rows, and what is left to draw from: the one definition that every backend's kernels share. Target laws:
-// target_law.h; what is accepted: chain_rules.h and tree_rules.h.
+// The law of a row, and the remainder that a token is drawn from: the one definition that every backend's kernels
+// share. Target laws are in target_law.h, acceptance rules in chain_rules.h and tree_rules.h.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -12,16 +12,16 @@ namespace specdec {
 
 constexpr float kSmallestExponent = -87.0f;        // exp below this is 0: float32 would leave the normal numbers
 constexpr float kSmallestTemperature = 0x1p-126f;  // below it 1 / temperature overflows; read as greedy
-// What of top_p a mass has to reach: with 0.8, 0.5 + 0.3 does, however weights and their sums were rounded.
+// The fraction of top_p that a mass has to reach: 0.5 + 0.3 reaches 0.8 however weights and their sums were rounded.
 constexpr float kTopPReached = 1 - 0x1p-18f;
-constexpr float kSmallestWeight = 0x1p-126f;  // a row without a larger one has none: 1 / max would overflow
+constexpr float kSmallestWeight = 0x1p-126f;  // a row without a larger one counts as empty: 1 / max would overflow
 constexpr float kSlack = 0.01f;               // a draft's probabilities sum to 1 within it, and none exceeds 1 by more
 
 // Sampling parameters of one sequence, made valid.
 struct Sampling {
   float temperature, inverse_temperature;  // 1 where greedy
   int64_t top_k;                           // 0: off
-  float top_p, min_p;                      // 1 and 0: off; of top_p what has to be reached
+  float top_p, min_p;                      // 1 and 0: off; top_p: the mass that has to be reached
   bool min_p_first, greedy;
   int32_t status;
   RowKind rows;
@@ -54,7 +54,7 @@ SPECDEC_HD Sampling made_greedy(Sampling s) {
 }
 
 // A row's law: P(v) = exp((logit_v - max) * inverse_temperature) * inverse_normalizer where logit_v >= cutoff, else 0;
-// one_hot: all mass on argmax (a greedy row, a +inf logit, nothing possible). Of weights: P(v) = weight_v *
+// one_hot: all mass on argmax (a greedy row, a +inf logit, nothing possible). For rows of weights: P(v) = weight_v *
 // inverse_temperature * inverse_normalizer, where inverse_temperature is 1 / max.
 struct RowLaw {
   float max, cutoff, inverse_temperature, normalizer, inverse_normalizer;
@@ -62,24 +62,24 @@ struct RowLaw {
   bool one_hot, weights;
 };
 
-// Whether rows have weights themselves, not logits.
+// Whether rows hold weights rather than logits.
 SPECDEC_HD bool has_weights(const Sampling& s) { return s.rows != RowKind::kLogits; }
 
-// What is kept at least reaches this, whatever the parameters: a weight is positive.
+// A lower bound for every id that is kept, whatever the parameters: a weight must be positive.
 SPECDEC_HD float possible_from(const Sampling& s) { return has_weights(s) ? 0x1p-149f : -INFINITY; }
 
-// And by min-p, in a row with the largest `max`.
+// The same with min-p applied, in a row whose largest value is `max`.
 SPECDEC_HD float likely_from(const Sampling& s, float max) {
   if (!(s.min_p > 0)) return possible_from(s);
   return has_weights(s) ? fmaxf(max * s.min_p, possible_from(s)) : max + logf(s.min_p) * s.temperature;
 }
 
-// What top-k and top-p are of.
+// The lower bound of the values to which top-k and top-p apply.
 SPECDEC_HD float cut_from(const Sampling& s, float max) {
   return s.min_p_first ? likely_from(s, max) : possible_from(s);
 }
 
-// log P of what has this logit, or weight.
+// log P of an id with this logit, or weight.
 SPECDEC_HD float log_prob_of(const RowLaw& law, float x) {
   if (law.one_hot) return 0.0f;
   const float normalizer = logf(law.normalizer);
@@ -101,16 +101,16 @@ SPECDEC_HD RowLaw law_of_weights(float max, int32_t argmax, int32_t flags, const
   return law;
 }
 
-// Whether a row of probabilities is a distribution. `total`: the sum of the positive ones, infinite where one is negative.
+// Whether a row of probabilities is a distribution. `total`: the sum of the positive ones, infinite if one is negative.
 SPECDEC_HD bool is_distribution(float total) { return fabsf(total - 1.0f) <= kSlack; }
 
-// Its sum: `total` as above, of the weights themselves. All is on the largest where that is infinite.
+// Sets the law's total, as above, of the weights themselves. If it is infinite, all mass is on the largest.
 SPECDEC_HD void set_total(RowLaw& law, float total, const Sampling& s) {
   if (s.rows == RowKind::kProbs ? !is_distribution(total) : isinf(total)) law.status |= kBadParam;
   law.one_hot = isinf(total);
 }
 
-// That of a draft's row that is no distribution: 0 everywhere.
+// The law of a draft row that is not a distribution: 0 everywhere.
 SPECDEC_HD RowLaw no_law(int32_t status) {
   RowLaw law{};
   law.argmax = -1;
@@ -119,7 +119,7 @@ SPECDEC_HD RowLaw no_law(int32_t status) {
   return law;
 }
 
-// That of a row which is named by an index and is none: as where nothing is possible, but for its flag.
+// The law for an index that names no row: as of a row where nothing is possible, except for its flag.
 SPECDEC_HD RowLaw law_of_no_row() {
   RowLaw law{};
   law.max = law.cutoff = -INFINITY;
@@ -135,14 +135,14 @@ SPECDEC_HD bool can_give(float q) { return q > 0.0f && q <= 1.0f + kSlack; }
 // Residual weights (scale * P - Q)+; scale is 1 for the token rule and w for the block rule.
 SPECDEC_HD float residual_weight(float scaled_p, float q) { return fmaxf(scaled_p - q, 0.0f); }
 
-// What a final token is drawn from: weights (scale P - taken Q)+, with taken_kept for taken at the ids that are kept. By
-// itself all of P.
+// The weights that a final token is drawn from: (scale P - taken Q)+, with taken_kept in place of taken at ids that are
+// kept. By default all of P.
 struct Remainder {
   float scale = 1.0f, taken = 0.0f, taken_kept = 0.0f;
-  bool mixed = false;  // of a cascade: it matters what is kept
+  bool mixed = false;  // of a cascade: which ids are kept matters
 };
 
-// What is left of w times a position's law after Q.
+// The residual of w times a position's law after Q is subtracted.
 SPECDEC_HD Remainder residual_of(const TargetLaw& law, const Mixture& mixture, float w) {
   const bool mixed = is_cascade(law.kind);
   return {w * mixture.scale, 1.0f, mixed ? 1.0f - w : 1.0f, mixed};
@@ -151,13 +151,13 @@ SPECDEC_HD Remainder residual_of(const TargetLaw& law, const Mixture& mixture, f
 // A cascade's law itself.
 SPECDEC_HD Remainder cascade_of(const Mixture& mixture) { return {mixture.scale, 0.0f, -1.0f, true}; }
 
-// Where a remainder has nothing left: a cascade's law, and where that is empty, as Q is, or without a cascade P.
+// What replaces an empty remainder: a cascade's law; P if that is empty too, as Q is, or if there is no cascade.
 SPECDEC_HD Remainder all_of(const Remainder& empty, const Mixture& mixture) {
   return empty.mixed && empty.taken_kept >= 0.0f ? cascade_of(mixture) : Remainder{};
 }
-constexpr int kMostRemainders = 3;  // that are tried one after the other: the last is P
+constexpr int kMostRemainders = 3;  // remainders tried one after the other; the last is P
 
-// A given uniform; what is not in [0, 1) is read as 0, and flagged.
+// A given uniform; one outside [0, 1) is read as 0, and flagged.
 SPECDEC_HD double uniform_of(const Uniforms& given, int64_t index, int32_t* status) {
   const double u =
       given.is_float64 ? static_cast<const double*>(given.data)[index] : static_cast<const float*>(given.data)[index];

@@ -1,5 +1,5 @@
-// The list of ops. From it come the declarations of the kernels on each device (cpu/ops.h, cuda/ops.h), what csrc/bind_ops.h
-// knows them by, and their registrations: OP(Name, op) stands for op `op`, whose kernels take Name##Args (common/params.h).
+// The list of ops. It generates the kernels' declarations on each device (cpu/ops.h, cuda/ops.h), their names in
+// csrc/bind_ops.h and their registrations: OP(Name, op) is op `op`, whose kernels take Name##Args (common/params.h).
 #pragma once
 
 #define SPECDEC_OPS(OP)               \

@@ -6,7 +6,7 @@
 
 namespace specdec {
 
-constexpr int kTile = 1024;  // ids a tile: partial sums are per tile; how they are added: tile_sums.h
+constexpr int kTile = 1024;  // ids per tile; partial sums are per tile and added as in tile_sums.h
 SPECDEC_HD int tiles_of(int32_t vocab) { return (vocab + kTile - 1) / kTile; }
 // RowStats.values: max, cutoff, log_normalizer, normalizer, raw_log_normalizer, raw_entropy
 constexpr int kNumValues = 6;
@@ -30,10 +30,10 @@ struct Ids {
   bool is_int64;
 };
 
-// Which batch of some rows each sequence has: its own, or the one that an index names.
+// Which batch of some rows belongs to each sequence: its own, or the one that an index names.
 struct BatchIndex {
-  Ids of;           // [batch]; without, each its own
-  int64_t num = 0;  // how many there are to be named, from number 0 on
+  Ids of;           // [batch]; null: each has its own
+  int64_t num = 0;  // batches that can be named, from number 0 on
 };
 
 // Uniforms of either width.
@@ -45,8 +45,8 @@ struct Uniforms {
 // What rows hold: logits, weights that are proportional to probabilities, or probabilities, which sum to 1.
 enum class RowKind : int8_t { kLogits, kWeights, kProbs };
 
-// The sampling parameters of one law, and its kind of rows; the arrays are [batch] or null, and then the scalar beside them
-// counts.
+// The sampling parameters of one law, and its kind of rows. Each array is [batch] or null; if it is null, the scalar
+// beside it applies.
 struct SamplingArgs {
   float temperature;
   int64_t top_k;
@@ -59,7 +59,7 @@ struct SamplingArgs {
   RowKind rows = RowKind::kLogits;
 };
 
-// Lists of one call, of each sequence or, with stride 0, of all.
+// Lists of one call: one for each sequence or, with stride 0, one for all.
 template <class T>
 struct Lists {
   const T* data;  // null: not given
@@ -67,7 +67,7 @@ struct Lists {
   SPECDEC_MEMBER const T* of(int64_t b) const { return data ? data + b * stride : nullptr; }
 };
 
-// Logits processors (specdec_kernels/processors.py): ids ascend, and those that are none come last.
+// Logits processors (specdec_kernels/processors.py): ids ascend; entries that are no id come last.
 struct ProcessorArgs {
   bool on;
   const int32_t* bitmask;  // rows of target x words, or null
@@ -143,7 +143,7 @@ struct SampleArgs {
   BatchIndex row_of{};
 };
 
-// ---- Rows of which each rank has the ids from a multiple of kTile on ----
+// ---- Sharded rows: each rank has the ids from a multiple of kTile on ----
 
 struct ShardStatsArgs {
   Rows logits;  // [batch, n, width]
@@ -183,7 +183,7 @@ struct ShardDrawArgs {
   const float* weights;       // w, negative: all of P
   const float* masses;        // [batch, n, all_tiles] of all ranks, or null
   Uniforms uniform_samples;   // with masses
-  const int64_t* noise_keys;  // or null; neither: the tiles' masses are asked for
+  const int64_t* noise_keys;  // or null; with neither, the tiles' masses are the result
   int32_t all_tiles;
   SamplingArgs params, draft_params;
   float* out;      // [batch, n, tiles]
@@ -191,15 +191,15 @@ struct ShardDrawArgs {
   float* score;    // [batch, n], of noisy tokens
 };
 
-constexpr int kMostTop = 20;  // ids listed of a row by token_logprobs
+constexpr int kMostTop = 20;  // the most ids that token_logprobs lists per row
 
-// Log-probabilities of tokens [batch, width], of which each was drawn from a row of its sequence.
+// Log-probabilities of tokens [batch, width], each drawn from a row of its sequence.
 struct TokenLogprobsArgs {
   Rows logits;  // [batch, n, vocab]
   int64_t batch, n, width;
   SamplingArgs params;
   const int64_t* tokens;                         // [batch, width]; -1: no token
-  const int64_t* rows;                           // [batch, width] or null: token j is of row j
+  const int64_t* rows;                           // [batch, width] or null: token j was drawn from row j
   Ids num_tokens;                                // [batch] or null: width
   int32_t num_top;                               // at most kMostTop
   float *raw_log_prob, *log_prob;                // [batch, width]
@@ -209,8 +209,8 @@ struct TokenLogprobsArgs {
   ProcessorArgs processors{};
 };
 
-// What a verify step makes its own random numbers of, where they are not given: those of uniform_samples, or where there
-// are positions those of noise_keys.
+// What a verify step derives its random numbers from if they are not given: those of uniform_samples or, if there are
+// positions, those of noise_keys.
 struct Coins {
   const int64_t* seeds;  // [batch] or null
   const int64_t* steps;  // [batch] or null: step
@@ -218,7 +218,7 @@ struct Coins {
   Ids positions;  // rows of target, or null
 };
 
-// What a verify step of chains and one of trees have in common.
+// What verify steps of chains and of trees have in common.
 struct VerifyArgs {
   Rows target;       // logits
   Rows draft;        // logits of the draft, or null
@@ -229,7 +229,7 @@ struct VerifyArgs {
   const int32_t* draft_status;     // draft rows
   Uniforms uniform_samples;        // rows of target
   const int64_t* noise_keys;       // rows of target, or null
-  Coins coins;                     // in their place
+  Coins coins;                     // used where these are not given
   const int64_t* target_to_draft;  // [map_size], -1 where unmapped, or null
   int64_t map_size;
   const int64_t* eos_token_ids;  // [num_eos] or null
@@ -244,10 +244,10 @@ struct VerifyArgs {
 };
 
 // One verify step of a padded ("chain") or ragged ("packed") batch: target is [batch, num_draft + 1, vocab] or
-// [1, total + batch, vocab]. With cu null, sequence b's draft rows are (b, i) and its target rows (b, i); else its draft rows
-// are (0, cu[b] + i) and its target rows, uniforms and keys (0, cu[b] + b + i). With draft_of its draft rows are those that it
-// names. With law.cascade_bonus its draft rows (and their stats) stand where its target rows stand. With bonus_tokens, and
-// then without law.cascade_bonus, there are no rows to draw a bonus from: its target rows lie as its draft tokens do.
+// [1, total + batch, vocab]. With cu null, sequence b's draft rows are (b, i) and its target rows (b, i); else its
+// draft rows are (0, cu[b] + i) and its target rows, uniforms and keys (0, cu[b] + b + i). With draft_of its draft rows
+// are those named there. With law.cascade_bonus its draft rows (and stats) lie as its target rows. With bonus_tokens,
+// which exclude law.cascade_bonus, no row is there to draw a bonus from: its target rows lie as its draft tokens.
 struct VerifyChainArgs : VerifyArgs {
   Ids draft_tokens;          // [batch, num_draft] or [total]
   const int32_t* cu;         // [batch + 1] or null
@@ -293,7 +293,7 @@ struct CacheShape {
   int32_t heads, units, unit_bytes;
 };
 
-// As many as one launch takes: a kernel's parameters are at most 4096 bytes.
+// The most that one launch takes: a kernel's parameters are at most 4096 bytes.
 constexpr int kMostPlanes = 256, kMostCacheShapes = 24;
 
 // Moves the rows of accepted nodes: from position context_length + node to context_length + 1 + j.
@@ -311,8 +311,8 @@ struct GatherKVArgs {
   int32_t* status;                 // [batch]
 };
 
-// Counts tokens in lists of processors (`count_ids` and so on), in place. The lowest ids stay where there are more than
-// `capacity`.
+// Counts tokens in lists of processors (`count_ids` and so on), in place. If there are more than `capacity` ids, the
+// lowest stay.
 struct CountTokensArgs {
   int32_t* ids;         // [batch, capacity]
   int32_t* counts;      // the same

@@ -1,4 +1,4 @@
-// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011) and what is made of it.
+// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011) and what uses it.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -57,11 +57,11 @@ SPECDEC_HD uint32_t noise_bits(int64_t key, uint32_t id) {
   return word_of(philox(low_word(key), high_word(key), id / 4, 0, 0, kNoiseStream), id);
 }
 
-// An unlikely id wins by a small t: below this its bits are too few, and 32 further ones stand behind them.
+// An unlikely id wins with a small t: below this value its bits are too few, and 32 further ones extend them.
 constexpr uint32_t kFewBits = 1u << 16;
 
-// The noise of a target id by its bits: G = -log(-log1p(-t)), t in the middle of [bits, bits + 1) * 2^-32, or of the 2^-64
-// there that the further bits say. In the upper half 1 - t is made at once, with all its digits.
+// The noise of a target id from its bits: G = -log(-log1p(-t)), with t in the middle of [bits, bits + 1) * 2^-32, or of
+// the 2^-64 in it that the further bits select. In the upper half 1 - t is computed directly, with all its digits.
 SPECDEC_HD float gumbel(int64_t key, uint32_t id, uint32_t bits) {
   if (bits >> 31) return -logf(-logf(float(~bits) * 0x1p-32f + 0x1p-33f));
   float part = 0x1p-33f;

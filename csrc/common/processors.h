@@ -1,5 +1,5 @@
-// Logits processors: what a row of the target's logits is made into before sampling parameters act on it. The order and the
-// formula of one id, for every kernel; specdec_kernels/processors.py describes them.
+// Logits processors, which change a row of the target's logits before sampling parameters act on it: their order and
+// the formula for one id, for every kernel; specdec_kernels/processors.py describes them.
 #pragma once
 #include <math.h>
 
@@ -8,8 +8,8 @@
 
 namespace specdec {
 
-// The draft tokens before a row: of a chain the `length` ones from `first` on; of a tree those of `node` and its ancestors
-// but for the root's.
+// The draft tokens before a row: in a chain the `length` ones from `first` on; in a tree those of `node` and its
+// ancestors except the root.
 struct Drafted {
   Ids tokens{};
   int64_t first = 0, length = 0;
@@ -35,7 +35,7 @@ struct Drafted {
     for_each([&](int64_t one) { n += one == token; });
     return n;
   }
-  // Those before row i of a sequence.
+  // The draft tokens before row i of a sequence.
   SPECDEC_MEMBER Drafted before(int64_t i) const {
     Drafted out = *this;
     if (parents)
@@ -46,25 +46,25 @@ struct Drafted {
   }
 };
 
-// What is made of the rows of one sequence. Nulls: that part is off.
+// What processors do to the rows of one sequence. A null pointer: that part is off.
 struct Overlay {
   const int32_t *bitmask = nullptr, *allowed = nullptr;  // bit v % 32 of word v / 32: whether v may be drawn
   int64_t words = 0;                                     // from a row's bitmask to the next one's
   const int32_t* bias_ids = nullptr;
   const float* bias_values = nullptr;
-  const int32_t* bias_until = nullptr;  // barred while the output has fewer tokens, with those drafted
+  const int32_t* bias_until = nullptr;  // barred while the output, drafted tokens included, is shorter
   int32_t num_bias = 0;
   const int32_t *count_ids = nullptr,
-                *counts = nullptr;  // twice how often the output has an id, + 1: the prompt has it
+                *counts = nullptr;  // twice an id's count in the output, + 1 if the prompt has it
   int32_t num_counts = 0;
   bool penalises = false;  // by repetition and the like; lists of counts may be empty
   float repetition = 1.0f, frequency = 0.0f, presence = 0.0f;
-  int64_t num_output = 0;  // without those drafted
+  int64_t num_output = 0;  // without drafted tokens
   Drafted drafted{};       // of the sequence
   int32_t status = 0;
 
-  // Of an id of which `counts` tell a number, and that is drafted so often. A negative number, which only a hand can have
-  // written, tells as much as 0.
+  // The penalised logit of an id with this entry in `counts`, drafted so many times. A negative entry, which can only
+  // have been written by hand, counts as 0.
   SPECDEC_MEMBER float penalised(float x, int32_t count, int32_t drafted_times) const {
     const int32_t known = count > 0 ? count : 0, times = known / 2 + drafted_times;
     if (known > 0 || times > 0) x = x > 0 ? x / repetition : x * repetition;
@@ -72,7 +72,7 @@ struct Overlay {
   }
 };
 
-// Of one of its rows; nothing where `of` is null.
+// The overlay of one of its rows; none if `of` is null.
 struct OverlaidRow {
   const Overlay* of = nullptr;
   int32_t row = 0;
@@ -87,7 +87,7 @@ struct OverlaidRow {
     const int32_t* const words = bitmask();
     return (words && !bit(words)) || (of->allowed && !bit(of->allowed));
   }
-  // By entry `i` of the bias list, whose value is `added`.
+  // The logit x after entry `i` of the bias list, whose value is `added`.
   SPECDEC_MEMBER float biased(float x, int32_t i, float added) const {
     const bool barred = of->bias_until && of->num_output + drafted().count() < of->bias_until[i];
     return x + (barred ? -INFINITY : added);
@@ -106,17 +106,17 @@ SPECDEC_HD int32_t first_at_least(const int32_t* ids, int32_t n, int32_t least) 
   return begin;
 }
 
-// f(entry, id - begin) of the entries of a list whose ids are among the `n` from `begin` on.
+// Calls f(entry, id - begin) for the entries of a list whose ids are among the `n` from `begin` on.
 template <class Fn>
 SPECDEC_RULE void for_each_listed(const int32_t* ids, int32_t num_ids, int32_t begin, int32_t n, Fn f) {
   for (int32_t i = first_at_least(ids, num_ids, begin); i < num_ids && ids[i] - begin < n; ++i) f(i, ids[i] - begin);
 }
 
-// Whether a list's entry may follow the one before it: an id that stood in another place, or twice, would not be the same to
-// all who look for it.
+// Whether a list's entry may follow the one before it. An id that is out of order, or there twice, would not look the
+// same to all who search for it.
 SPECDEC_HD bool may_follow(int32_t id, int32_t before) { return id > before || id == INT32_MAX; }
 
-// The logit of an id from the one that the model gave.
+// The logit of an id after processors, from the model's logit x.
 SPECDEC_RULE float processed(const OverlaidRow& row, int32_t id, float x) {
   const Overlay& all = *row.of;
   if (row.masked(id)) x = -INFINITY;
@@ -128,8 +128,8 @@ SPECDEC_RULE float processed(const OverlaidRow& row, int32_t id, float x) {
   return all.penalised(x, known, row.drafted().count(id));
 }
 
-// What they make of the rows of sequence b, whose first is number `first` of all; ascends(ids, num_ids) tells whether a list
-// is one.
+// The overlay of sequence b, whose first row is number `first` of all rows; ascends(ids, num_ids) tells whether a
+// list's ids ascend.
 template <class Ascends>
 SPECDEC_RULE Overlay overlay_of(const ProcessorArgs& all, int64_t b, int64_t first, const Drafted& drafted,
                                 Ascends ascends) {

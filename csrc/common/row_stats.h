@@ -16,7 +16,7 @@ SPECDEC_HD void write_values(const RowLaw& law, float* values, int64_t index, fl
   values[5] = raw_entropy;
 }
 
-// Row `index` of RowStats.
+// Writes row `index` of RowStats.
 SPECDEC_HD void write_stats(const RowLaw& law, const StatsOut& out, int64_t index, float raw_log_normalizer,
                             float raw_entropy) {
   write_values(law, out.values, index, raw_log_normalizer, raw_entropy);
@@ -24,7 +24,7 @@ SPECDEC_HD void write_stats(const RowLaw& law, const StatsOut& out, int64_t inde
   out.status[index] = law.status;
 }
 
-// The law that a row's stats tell, but for its argmax and status.
+// The law that a row's stats describe, except for its argmax and status.
 SPECDEC_HD RowLaw told_law(const float* values, const Sampling& sampling) {
   RowLaw law{};
   law.max = values[0];

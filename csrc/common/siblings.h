@@ -5,28 +5,28 @@
 
 namespace specdec {
 
-// P and Q at a node some of whose children were rejected: (a P - b lift Q)+ and lift Q / mass, but for the children
-// themselves, whose P is known and whose Q is 0. A chain of "P becomes norm((w P - Q)+)" never needs more, as the inner (.)+ is
-// in the outer one.
+// P and Q at a node some of whose children were rejected: (a P - b lift Q)+ and lift Q / mass, except at the children
+// themselves, whose P is known and whose Q is 0. Repeated updates "P becomes norm((w P - Q)+)" never need more, as the
+// outer (.)+ contains the inner one.
 struct Siblings {
   float a = 1.0f, b = 0.0f, inverse_mass = 1.0f;
-  float lift = 1.0f;  // a power of two, so that it rounds nothing: the inverse of what is left of Q might be no float
-  int32_t only = -1;  // a child that was rejected, by rounding, although it had all that was left of P: P is all on it
+  float lift = 1.0f;  // a power of two, which rounds nothing: the inverse of Q's remaining mass might not fit a float
+  int32_t only = -1;  // a child rejected by rounding although it had all that was left of P: all of P is on it
 };
 
-// What Q is to be lifted by where so much of it is left.
+// The factor by which to lift Q when `mass` is left of it.
 SPECDEC_HD float lift_of(float mass) { return mass < 0x1p-60f ? 0x1p100f : 1.0f; }
 
-// (w P - Q)+ of the P and Q that are left is (scale P - taken lift Q)+ of the original ones.
+// (w P - Q)+ of the remaining P and Q is (scale P - taken lift Q)+ of the original ones.
 SPECDEC_HD float rejected_scale(const Siblings& left, float w) { return w * left.a; }
 SPECDEC_HD float rejected_taken(const Siblings& left, float w) { return w * left.b + left.inverse_mass; }
 
-// Sums over ids when a child is rejected, both without the children that were removed.
+// Sums over ids when a child is rejected, both without the removed children.
 struct RejectionSums {
   float residual, mass;  // of (scale P - taken lift Q)+ and of Q
 };
 
-// What is left after child x, which had p of P. `changed`: P is no longer the row's own.
+// What is left after rejecting child x, whose probability in P was p. `changed`: P is no longer the row's own.
 SPECDEC_HD Siblings after_rejection(const Siblings& left, float w, int32_t x, float p, bool changed,
                                     const RejectionSums& sums) {
   Siblings out = left;
@@ -67,7 +67,7 @@ struct SiblingLaws : Row {
     return is_removed(id) ? 0.0f : left.lift * draft.prob(id) * left.inverse_mass;
   }
 
-  // The id that P is known to be all on, so that a draw needs no uniform: its row's, or see Siblings. -1: none.
+  // The id known to have all of P's mass, so that a draw needs no uniform: its row's, or see Siblings. -1: none.
   SPECDEC_MEMBER int32_t certain_id() const {
     return this->law.one_hot && !changed ? int32_t(this->law.argmax) : left.only;
   }

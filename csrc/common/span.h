@@ -1,5 +1,5 @@
-// The span of a sequence: the drafted extent that the rules look at. Where its rows are, how long it is, what is given
-// for it beside logits, and where the outcome goes.
+// The span of a sequence, i.e. the drafted extent that the rules look at: where its rows are, how long it is, what is
+// given for it besides logits, and where the outcome goes.
 #pragma once
 #include "common/ids.h"
 #include "common/philox.h"
@@ -10,19 +10,19 @@ namespace specdec {
 
 struct Span {
   int64_t batch = 0, first_target = 0, first_draft = 0;  // indices of its first rows in `Rows`
-  int64_t draft_batch = 0;                               // instead of `batch` for the draft's
+  int64_t draft_batch = 0;                               // replaces `batch` for the draft's rows
   int64_t target_index = 0, draft_index = 0;             // the same in the flat arrays
   int64_t token_index = 0;                               // of its first draft token
   int64_t length = 0;                                    // draft tokens that the rules look at
   int32_t status = 0;
   bool idle = false;
   bool closed = false;       // nothing is drawn after its last token
-  bool takes_bonus = false;  // because a given one follows
+  bool takes_bonus = false;  // closed because a given bonus token follows
 };
 
 SPECDEC_HD bool has_draft(const VerifyArgs& args) { return args.draft.data || args.draft_probs.data; }
 
-// The draft's rows, whichever they are; data is null without any.
+// The draft's rows, logits or probabilities; data is null if there are none.
 SPECDEC_HD const Rows& rows_of_draft(const VerifyArgs& args) { return args.draft.data ? args.draft : args.draft_probs; }
 
 // Whether the caller gave the stats of the draft's logits.
@@ -40,14 +40,14 @@ SPECDEC_HD_OUT_OF_LINE double coin_of(const Coins& coins, int64_t b, int64_t i) 
   return uniform_sample(coins.seeds[b], step_of(coins, b), kAcceptPurpose, uint32_t(i));
 }
 
-// Uniform number i of sequence b (of a chain 0: the final draw, i >= 1: the coin of draft token i); calls without any
-// are greedy.
+// Uniform number i of sequence b (in a chain, 0 is for the final draw and i >= 1 is the coin of draft token i); calls
+// without uniforms are greedy.
 SPECDEC_HD double uniform_at(const VerifyArgs& args, const Span& span, int64_t b, int64_t i, int32_t* status) {
   if (args.coins.seeds) return coin_of(args.coins, b, i);
   return args.uniform_samples.data ? uniform_of(args.uniform_samples, span.target_index + i, status) : 0.0;
 }
 
-// Whether there is noise, and the key of that of row i of sequence b.
+// Whether there is noise, and the noise key of row i of sequence b.
 SPECDEC_HD bool has_noise(const VerifyArgs& args) { return args.noise_keys || args.coins.positions.data; }
 
 SPECDEC_HD int64_t key_at(const VerifyArgs& args, const Span& span, int64_t b, int64_t i) {
@@ -70,7 +70,7 @@ SPECDEC_HD int64_t token_at(const VerifyChainArgs& args, const Span& span, int64
   return id_at(args.draft_tokens, span.token_index + i);
 }
 
-// The token that has all of Q where there is no draft; -1 where there is one.
+// The token that has all of Q's mass if there is no draft; -1 if there is one.
 SPECDEC_HD int32_t point_at(const VerifyChainArgs& args, const Span& span, int64_t i) {
   return has_draft(args) ? -1 : int32_t(token_at(args, span, i));
 }
@@ -87,16 +87,16 @@ SPECDEC_HD Sampling target_sampling(const VerifyChainArgs& args, int64_t b) {
   return args.acceptance == Acceptance::kGreedy ? made_greedy(s) : s;
 }
 
-// Target rows of a sequence beside those of its draft tokens: the one that a bonus is drawn from.
+// Target rows of a sequence besides those of its draft tokens: the one that a bonus is drawn from.
 SPECDEC_HD int64_t bonus_rows(const VerifyChainArgs& args) { return args.bonus_tokens.data ? 0 : 1; }
 
-// The number of sequence b's first target row among all, which a bitmask has one for each of.
+// The number of sequence b's first target row among all target rows, each of which has a row in a bitmask.
 SPECDEC_HD int64_t mask_index(const VerifyChainArgs& args, const Span& span, int64_t b) {
   return span.token_index + b * bonus_rows(args);
 }
 
-// The end that a draft token makes of the span: before a placeholder (-1) or an id that is none, and after an EOS, cut
-// there before any rule looks at it.
+// How a draft token ends the span: before a placeholder (-1) or an invalid id, and after an EOS; it is cut there before
+// any rule looks at it.
 enum class End : int32_t { kNone, kEos, kPlaceholder, kBadToken };
 
 SPECDEC_HD End end_at(const VerifyChainArgs& args, const Span& span, int64_t i) {
@@ -110,8 +110,8 @@ struct FoundEnd {
   End end;
 };
 
-// The span of sequence b before its end is known: `room` is how many draft tokens there are at most. Idle where the
-// arguments tell of no place for it.
+// The span of sequence b before its end is known; `room` is the most draft tokens it can have. Idle if the arguments
+// leave no place for it.
 SPECDEC_HD Span begin_span(const VerifyChainArgs& args, int64_t b, int64_t* room) {
   Span span;
   *room = args.num_draft;
@@ -146,8 +146,8 @@ SPECDEC_HD Span begin_span(const VerifyChainArgs& args, int64_t b, int64_t* room
   return span;
 }
 
-// Finds its end. A bonus that is given follows the whole draft: one that ends before a token has a row there to draw from.
-// search(limit, end_at) gives the first position below `limit` with an end, or {limit, kNone}.
+// Finds the span's end. A given bonus follows the whole draft; a draft that ends before a token has a row there to draw
+// from. search(limit, end_at) gives the first position below `limit` with an end, or {limit, kNone}.
 template <class Search>
 SPECDEC_RULE void end_span(const VerifyChainArgs& args, int64_t b, int64_t room, Search search, Span& span) {
   const int64_t given = args.num_draft_tokens.data ? id_at(args.num_draft_tokens, b) : room;
@@ -162,7 +162,7 @@ SPECDEC_RULE void end_span(const VerifyChainArgs& args, int64_t b, int64_t room,
   if (found.end == End::kBadToken) span.status |= kBadToken;
 }
 
-// Ends it before token i, which Q cannot have given: kBadDraft.
+// Ends the span before token i, which Q cannot have produced: kBadDraft.
 SPECDEC_HD void end_before(Span& span, int64_t i) {
   span.length = i;
   span.closed = span.takes_bonus = false;
@@ -176,8 +176,8 @@ SPECDEC_RULE Span find_span(const VerifyChainArgs& args, int64_t b, Search searc
   return span;
 }
 
-// Rows of a sequence whose target law may be wanted, and those whose draft law may be: with the bonus' where there is
-// one.
+// Rows of a sequence whose target law may be wanted, and those whose draft law may be: including the bonus' row if
+// there is one.
 SPECDEC_HD int64_t target_rows(const Span& span) { return span.length + (span.closed ? 0 : 1); }
 SPECDEC_HD int64_t draft_rows(const VerifyChainArgs& args, const Span& span) {
   return args.law.cascade_bonus ? target_rows(span) : span.length;
@@ -189,8 +189,8 @@ struct Outcome {
   int64_t accepted = 0, final = kNothing;
 };
 
-// The outputs of sequence b, by `workers` of whom this is number `worker`. A bonus that is given follows what was accepted
-// whole; a placeholder (-1) is none.
+// Writes the outputs of sequence b, as worker `worker` of `workers`. A given bonus follows a draft that was accepted
+// whole; a placeholder (-1) is no bonus.
 SPECDEC_HD void write_outcome(const VerifyChainArgs& args, const Span& span, int64_t b, const Outcome& outcome,
                               int32_t status, int64_t worker, int64_t workers) {
   int64_t final = outcome.final;

@@ -12,7 +12,7 @@
 
 namespace specdec {
 
-// The law that verification is to produce, as specdec_kernels/laws.py numbers them.
+// The law that verification has to produce, numbered as in specdec_kernels/laws.py.
 enum class LawKind : int32_t {
   kLossless = 0,
   kLossy = 1,
@@ -43,7 +43,7 @@ struct Mixture {
   int32_t kept_id = -1;     // ... or, if this is an id, iff it is this one (of the row that decides)
 };
 
-// A row that decides is the target's, but for TokenV1 the draft's.
+// The row that decides is the target's, except for TokenV1: the draft's.
 SPECDEC_HD bool draft_decides(LawKind kind) { return kind == LawKind::kTokenV1; }
 
 SPECDEC_HD bool is_kept(const Mixture& mixture, float logit, int32_t id) {
@@ -98,8 +98,8 @@ SPECDEC_HD float deferral_gain(const TargetLaw& law, const RawRow& p, const RawR
   return law.variant ? q.entropy - p.entropy : p.max_prob - q.max_prob;
 }
 
-// A position's mixture as far as it is known without a measure, and which measure it needs. `surprise_q`: that of the
-// draft's argmax under p (BiLD's second distance). Raw rows count for cascades only.
+// A position's mixture as far as it is known without a measure, and which measure it needs. `surprise_q`: the surprise
+// of the draft's argmax under p (BiLD's second distance). Raw rows matter for cascades only.
 SPECDEC_HD Mixture begin_mixture(const TargetLaw& law, const RawRow& p, const RawRow& q, float surprise_q,
                                  Measure* measure) {
   Mixture mixture{};
@@ -121,7 +121,7 @@ SPECDEC_HD Mixture begin_mixture(const TargetLaw& law, const RawRow& p, const Ra
     case LawKind::kOpt: {
       const float gain = deferral_gain(law, p, q);
       set_deferral(mixture, gain > law.alpha);
-      // TV is in [0, 1]: between 0 and alpha it decides
+      // TV is in [0, 1], so it decides only if the gain is between 0 and alpha
       if (gain > fminf(law.alpha, 0.0f) && gain <= fmaxf(law.alpha, 0.0f)) *measure = Measure::kTotalVariation;
       break;
     }
@@ -140,12 +140,12 @@ SPECDEC_HD Mixture begin_mixture(const TargetLaw& law, const RawRow& p, const Ra
   return mixture;
 }
 
-// Whether a measure decides which ids are kept, and not only how much of P there is.
+// Whether a measure decides which ids are kept, not only the scale of P.
 SPECDEC_HD bool decides_kept(Measure measure) {
   return measure == Measure::kTotalVariation || measure == Measure::kCrossEntropy;
 }
 
-// What a measure decides.
+// Completes a mixture from the sum of its measure.
 SPECDEC_HD void end_mixture(const TargetLaw& law, const RawRow& p, const RawRow& q, Measure measure, float sum,
                             Mixture& mixture) {
   switch (measure) {

@@ -1,4 +1,4 @@
-// What token_logprobs says of a slot, and of an id.
+// What token_logprobs reports for a slot, and for an id.
 #pragma once
 #include "common/ids.h"
 #include "common/law.h"
@@ -33,7 +33,7 @@ struct LogLaws {
   int32_t raw_argmax;
 };
 
-// log P of an id whose logit processors made x: also where P itself would be too small for float32.
+// log P of an id with processed logit x, also where P itself would be too small for float32.
 SPECDEC_HD float log_prob_of(const LogLaws& laws, float x, int32_t id) {
   const RowLaw& law = laws.law;
   if (law.one_hot) return id == law.argmax ? 0.0f : -INFINITY;
@@ -57,7 +57,7 @@ SPECDEC_HD void write_token(const TokenLogprobsArgs& args, int64_t index, const 
   args.status[index] = laws.law.status;
 }
 
-// The place-th likeliest id.
+// Writes the place-th likeliest id.
 SPECDEC_HD void write_top(const TokenLogprobsArgs& args, int64_t index, int place, const LogLaws& laws, Logit x,
                           int32_t id) {
   const int64_t at = index * args.num_top + place;
@@ -66,7 +66,7 @@ SPECDEC_HD void write_top(const TokenLogprobsArgs& args, int64_t index, int plac
   args.top_processed_log_prob[at] = log_prob_of(laws, x.processed, id);
 }
 
-// From that place on there is none.
+// Writes that there are no ids from that place on.
 SPECDEC_HD void write_no_top(const TokenLogprobsArgs& args, int64_t index, int place) {
   for (int64_t at = index * args.num_top + place; at < (index + 1) * args.num_top; ++at) {
     args.top_ids[at] = -1;

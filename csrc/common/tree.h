@@ -1,4 +1,4 @@
-// The token tree of one sequence: how its nodes hang together, and what tokens they are.
+// The token tree of one sequence: its nodes' links and tokens.
 #pragma once
 #include "common/span.h"
 
@@ -17,7 +17,7 @@ class Tree {
     const int32_t to = link(args_.parents, node);
     return to < node ? to : kNone;
   }
-  // Nothing hangs from an EOS.
+  // An EOS has no children.
   SPECDEC_MEMBER int32_t first_child(int32_t node) const {
     const int32_t to = is_eos(node) ? kNone : link(args_.first_child, node);
     return to > node && parent(to) == node ? to : kNone;
@@ -30,7 +30,7 @@ class Tree {
   SPECDEC_MEMBER int64_t token(int32_t node) const { return id_at(args_.node_tokens, first_ + node); }
   SPECDEC_MEMBER bool usable(int32_t node) const { return token(node) >= 0 && token(node) < args_.target.vocab; }
   SPECDEC_MEMBER bool is_eos(int32_t node) const { return node > kRoot && specdec::is_eos(args_, token(node)); }
-  // A node of the tree whose token is none, and no placeholder either.
+  // A node of the tree whose token is neither an id nor a placeholder.
   SPECDEC_MEMBER bool is_bad(int32_t node) const { return parent(node) >= 0 && !usable(node) && token(node) != -1; }
 
   SPECDEC_MEMBER int32_t child_with(int32_t node, int64_t id) const {
@@ -78,7 +78,7 @@ SPECDEC_HD Sampling target_sampling(const VerifyTreeArgs& args, int64_t b) {
   return args.acceptance == TreeAcceptance::kGreedy ? made_greedy(s) : s;
 }
 
-// With nothing cut.
+// The same parameters with nothing cut.
 SPECDEC_HD Sampling untruncated(Sampling s) {
   s.top_k = 0;
   s.top_p = 1.0f;

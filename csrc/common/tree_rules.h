@@ -1,19 +1,19 @@
-// The rules by which nodes of a token tree are accepted, each written once, over what the rows of a sequence can answer.
+// The acceptance rules for the nodes of a token tree, each written once, in terms of what a sequence's rows can answer.
 //
-// `TreeRows` are one sequence's rows as a backend reads them, by a team of threads (the CPU's has one). All of them go the
-// same way, with the same numbers; what they share is written by one.
+// `TreeRows` are one sequence's rows as a backend reads them, by a team of threads (the CPU's has one). All of them
+// take the same branches, with the same numbers; what they share is written by one.
 //
-//   by_one(f)                   f(), by one of the team; what it writes is there for all
-//   for_each(n, f)              f(i) of each i < n, by any of the team; what is written is there for all
-//   flags_of(n, f)              all flags that f(i) gives of i < n
+//   by_one(f)                   f() by one of the team; all see what it writes
+//   for_each(n, f)              f(i) for each i < n, by any of the team; all see what is written
+//   flags_of(n, f)              all flags that f(i) returns for i < n
 //   flag(flags), status()       what was found wrong, in what was read or elsewhere
 //   coin(node)                  a node's uniform; the root's is the final draw's
 //
 // A target row at a time, for rules that ask for no more:
 //
-//   read(node, whole)           reads a node's row: P is its law, or that with nothing cut from it if `whole`
+//   read(node, whole)           reads a node's row: P is its law, with nothing cut from it if `whole`
 //   law(), p(id), entropy()     of P
-//   mix(node)                   makes P the cascade's law, which reads the draft's row
+//   mix(node)                   makes P the cascade's law; reads the draft's row
 //   draw(uniform)               a token from P
 //   noisy(node)                 the token that a node's noise picks from P
 //
@@ -45,19 +45,19 @@ class TreeRules {
  public:
   using Laws = typename TreeRows::Laws;
 
-  // A node on the path in hand, and the weight that is left to it.
+  // A node on the current path, and its remaining weight.
   struct Level {
     Laws laws;
     int32_t node;
     float w;
-    bool read;  // its rows were
+    bool read;  // its rows have been
   };
 
   // What the team shares.
   struct Memory {
     Level levels[kMostDepth + 1];
-    int32_t removed[kMostNodes];   // the children rejected on the path in hand, each node's behind its parent's
-    float likelihood[kMostNodes];  // typical acceptance: of an accepted node, log
+    int32_t removed[kMostNodes];   // the children rejected on the current path, each node's after its parent's
+    float likelihood[kMostNodes];  // typical acceptance: the log-likelihood of an accepted node
     int8_t depth[kMostNodes];      // and its depth; -1: not accepted
   };
 
@@ -103,14 +103,14 @@ class TreeRules {
   }
 
  private:
-  // Whether what hangs from a node of such a depth belongs to the tree: one that is deeper than it says ends there.
+  // Whether what is below a node of this depth belongs to the tree: a tree deeper than declared ends there.
   SPECDEC_MEMBER bool goes_below(int64_t depth) const { return depth < args_.max_depth; }
 
   SPECDEC_MEMBER int32_t first_child(int32_t node, int64_t depth) const {
     return goes_below(depth) ? tree_.first_child(node) : kNone;
   }
 
-  // Sample, greedy, match: from a node to its child that is what the target itself draws there, if it has that child.
+  // Sample, greedy, match: from a node to the child whose token the target itself draws there, if there is one.
   SPECDEC_MEMBER TreeOutcome walk() {
     int32_t node = kRoot;
     for (int64_t depth = 0; !tree_.is_eos(node); ++depth) {
@@ -132,13 +132,13 @@ class TreeRules {
     return has_noise(args_) && !rows_.law().one_hot ? rows_.noisy(node) : rows_.law().argmax;
   }
 
-  // A token from the law of the row that was read, by the coin of a node.
+  // A token drawn from the law of the row that was read, with the coin of a node.
   SPECDEC_MEMBER int64_t drawn(int32_t node) {
     return rows_.law().one_hot ? rows_.law().argmax : rows_.draw(rows_.coin(node));
   }
 
-  // Typical acceptance: children likely enough for how uncertain the target is. Of the deepest that are accepted the
-  // likeliest counts.
+  // Typical acceptance: accepts children that are likely enough, given how uncertain the target is. Of the deepest
+  // accepted nodes the likeliest counts.
   SPECDEC_MEMBER TreeOutcome typical() {
     const auto& depth = memory_.depth;
     const auto& likelihood = memory_.likelihood;
@@ -168,8 +168,8 @@ class TreeRules {
     return {best, drawn(kRoot)};
   }
 
-  // Recursive rejection (Miao et al., arXiv 2305.09781; Chen et al., arXiv 2402.12374): children are tried in their order by
-  // the token rule, against what P and Q have become by the rejections before.
+  // Recursive rejection (Miao et al., arXiv 2305.09781; Chen et al., arXiv 2402.12374): children are tried in order by
+  // the token rule, against P and Q as the rejections before have left them.
   SPECDEC_MEMBER TreeOutcome recursive() {
     enter(0, kRoot, 1.0f);
     int64_t depth = 0;
@@ -247,8 +247,8 @@ class TreeRules {
     return at.laws;
   }
 
-  // Child x of the node at a level is rejected: P becomes norm((w P - Q)+), unless that is empty, and x leaves Q (and P, as
-  // a child is rejected only where w P < Q). The sum of (w P - Q)+.
+  // Rejects child x of the node at a level: P becomes norm((w P - Q)+), unless that is empty, and x leaves Q (and P, as
+  // a child is rejected only where w P < Q). Returns the sum of (w P - Q)+.
   SPECDEC_MEMBER float reject(int level, int32_t x) {
     Laws& laws = memory_.levels[level].laws;
     const float w = memory_.levels[level].w, p = laws.p(x);
@@ -261,7 +261,7 @@ class TreeRules {
     return sums.residual;
   }
 
-  // The node at a level is the last that is accepted.
+  // The outcome if the node at a level is the last one accepted.
   SPECDEC_MEMBER TreeOutcome stop_at(int level) {
     const int32_t node = memory_.levels[level].node;
     if (tree_.is_eos(node)) return {node, Outcome::kNothing};

@@ -9,8 +9,8 @@
 namespace specdec::cpu {
 namespace {
 
-// Merges ascending ids, some of them equal, into the list of one sequence: from its end, so that what stands there moves once.
-// Whether there is room for all.
+// Merges ascending ids, some of them equal, into the list of one sequence, from the list's end, so that each entry
+// moves once. Returns whether there is room for all.
 bool merge(const std::vector<int32_t>& added, int32_t* ids, int32_t* counts, int32_t capacity) {
   int32_t from = first_at_least(ids, capacity, INT32_MAX);
   int64_t to = from;
@@ -43,7 +43,7 @@ bool merge(const std::vector<int32_t>& added, int32_t* ids, int32_t* counts, int
 
 void count_tokens_(const CountTokensArgs& args) {
   std::vector<int32_t> added;
-  added.reserve(size_t(args.n));  // here, so that no sequence has been counted where there is no memory for it
+  added.reserve(size_t(args.n));  // here, so that no sequence has been counted if memory runs out
   for (int64_t b = 0; b < args.batch; ++b) {
     int32_t* ids = args.ids + b * args.capacity;
     const bool good = ascends(ids, args.capacity);

@@ -19,7 +19,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 float clean(float probability) { return probability >= 0 ? probability : 0.0f; }  // NaN and negative ones count as 0
 
-// Where a draw ends that has `rest` left in a tile; an overrun lands on the last id of positive weight.
+// Where a draw with `rest` left ends in a tile; an overrun lands on the last id of positive weight.
 int walk(const float* weight, int n, double rest, float tile_mass) {
   double total = 0, sum = 0;
   for (int i = 0; i < n; ++i)
@@ -40,7 +40,7 @@ class BestTokens {
  public:
   explicit BestTokens(int count, float limit = std::numeric_limits<float>::max()) : count_(count), limit_(limit) {}
 
-  // What cannot reach the worst of them is passed over by its bits alone: see noise_candidates.
+  // Tokens that cannot reach the worst of them are skipped from their bits alone: see noise_candidates.
   float limit() const { return limit_; }
 
   void offer(const NoisyToken& token) {
@@ -71,7 +71,7 @@ class BestTokens {
   std::vector<NoisyToken> heap_;  // its front is the worst
 };
 
-// (scale P - Q)+, or P without `q`, over the listed ids alone.
+// (scale P - Q)+, or P if there is no `q`, over the listed ids alone.
 Weights listed_weights(const Reading& p, const DraftLaw* q, float scale) {
   const RowScratch& kept = p.scratch;
   std::vector<float> weight;
@@ -92,7 +92,7 @@ Weights listed_weights(const Reading& p, const DraftLaw* q, float scale) {
           }};
 }
 
-// P without `point` (-1: P itself): the tiles' masses are those found when the row was read, but for the point's tile.
+// P without `point` (-1: P itself): the tiles' masses are those found when the row was read, except the point's tile.
 Weights weights_without(const Reading& p, int32_t point) {
   Weights out{p.scratch.tile_mass, [&p, point](int tile, float* weight) {
                 tile_probs(p.row, p.law, tile, p.law.normalizer, weight);

@@ -1,4 +1,4 @@
-// What a token is drawn from: a row's law, what is left of it after a draft law is taken away, or its law under noise.
+// What a token is drawn from: a row's law, what is left of it after a draft law is subtracted, or its law under noise.
 #pragma once
 #include "cpu/row.h"
 
@@ -47,17 +47,17 @@ class DraftLaw {
   RowLaw law_{};
 };
 
-// The flags of a row of draft probabilities: whether it is a distribution.
+// The flags of a row of draft probabilities, which tell whether it is a distribution.
 int32_t status_of_probs(const RowView& probs, Team* team);
 
-// The sum of the positive ones of a tile of those; infinite if one is negative.
+// The sum of a tile's positive probabilities; infinite if one is negative.
 float sum_of_probs(const RowView& probs, int tile);
 
-// f(tile) of every tile of a row, each on any thread, and their sum.
+// Runs f(tile) for every tile of a row, each on any thread; returns the results.
 std::vector<float> by_tile(const Reading& p, const std::function<float(int)>& f);
 float sum_by_tile(const Reading& p, const std::function<float(int)>& f);
 
-// Weights over target ids, in proportion to which a token is drawn. What they are made from must outlive them.
+// Weights of target ids: a token is drawn in proportion to them. What they are made from must outlive them.
 struct Weights {
   std::vector<float> mass;                         // of each tile
   std::function<void(int tile, float* out)> tile;  // the weights of one tile
@@ -66,17 +66,17 @@ struct Weights {
   float total() const;  // of the masses
   // The id at which the running sum of weights first exceeds uniform * total, tile by tile and then id by id.
   int32_t draw(double uniform) const;
-  // The id within one tile at which a draw ends that has `rest` left of its goal there; the last possible one on an overrun.
+  // The id within one tile at which a draw with `rest` left of its goal ends; on an overrun the last possible one.
   int32_t draw_in(int tile, double rest, float tile_mass) const;
 };
 
-// P, times anything.
+// A multiple of P.
 Weights weights_of(const Reading& p);
 
-// (scale P - Q)+; where Q is a point only P without the point, times anything.
+// (scale P - Q)+; if Q is a point, a multiple of P without the point.
 Weights residual_weights(const Reading& p, const DraftLaw& q, float scale);
 
-// (scaled_p - taken_q)+ of what fill(tile, scaled_p, taken_q) gives.
+// (scaled_p - taken_q)+, both from fill(tile, scaled_p, taken_q).
 Weights weights_left(const Reading& p, std::function<void(int tile, float* scaled_p, float* taken_q)> fill);
 
 // A token from P.
@@ -91,7 +91,7 @@ struct NoisyToken {
 };
 
 // The `count` largest of log P(v) + G(key, id of v), best first, ties by lowest id; fewer if fewer ids are possible.
-// `ids` (or null: those from `first` on) gives the target id, whose noise counts, of each id of the row.
+// `ids` (or null: those from `first` on) maps each id of the row to the target id, whose noise counts.
 std::vector<NoisyToken> noisy_top(const Reading& p, int64_t key, const int64_t* ids, int count, int32_t first = 0);
 
 }  // namespace specdec::cpu

@@ -16,7 +16,7 @@ void mask_logits_(const MaskLogitsArgs& args) {
     args.status[index] = read.law.status;
     const float cutoff = read.law.cutoff;
     if (std::isinf(cutoff)) return;
-    // A group of lower ids is overwritten without a look at them, unless a NaN, which stays, may be among them.
+    // A group of lower ids is overwritten without being read, unless it may contain a NaN, which stays.
     const float* const group_max = read.law.status & kNaN ? nullptr : read.scratch.group_max.data();
     for_each_tile(row, team, [&](int tile) {
       row.kernels().mask(const_cast<void*>(row.in_memory(tile * kTile)), row.tile_size(tile),

@@ -11,7 +11,7 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr int64_t kCostOfTile = 16;  // numbers of a row that adding one tile is worth
+constexpr int64_t kCostOfTile = 16;  // adding one tile costs as much as this many numbers of a row
 constexpr float kNotAsked = -std::numeric_limits<float>::infinity();
 
 }  // namespace

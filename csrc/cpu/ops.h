@@ -1,4 +1,4 @@
-// The CPU kernels: one function an op, each in the file of its name.
+// The CPU kernels: one function per op, each in the file of its name.
 #pragma once
 #include "common/ops.h"
 #include "common/params.h"
@@ -9,7 +9,7 @@ namespace specdec::cpu {
 SPECDEC_OPS(OP)
 #undef OP
 
-// The same for csrc/bind_ops.h, which does not know of which device they are.
+// The same for csrc/bind_ops.h, which does not know the device.
 struct OpKernels {
 #define OP(Name, op) static constexpr auto op = cpu::op;
   SPECDEC_OPS(OP)

@@ -7,7 +7,7 @@
 namespace specdec::cpu {
 namespace {
 
-// Waits by spinning, as what is waited for comes within microseconds; where it does not, others may need the processor.
+// Waits by spinning, as the wait usually ends within microseconds; if it does not, others may need the processor.
 class Wait {
  public:
   void operator()() {
@@ -38,11 +38,11 @@ struct Team::Pass {
   const Part& f;
   std::atomic<int64_t> next{0};
   std::atomic_flag failed{};
-  std::exception_ptr error{};  // of the helper that failed first
+  std::exception_ptr error{};  // of the first helper that failed
 };
 
-// The parts get smaller, so that all are done at about the same time. Whoever takes the last one takes the pass away: nobody
-// need look at it any more.
+// The parts get smaller, so that all end at about the same time. Whoever takes the last one removes the pass: nobody
+// needs to look at it any more.
 bool Team::take_parts(Pass& pass) {
   bool took = false;
   for (int64_t begin = pass.next.load(std::memory_order_relaxed); begin < pass.n;) {
@@ -56,8 +56,8 @@ bool Team::take_parts(Pass& pass) {
   return took;
 }
 
-// A helper says that it is inside before it looks for a pass, and the pass is taken away before the leader looks for those
-// inside, all in one order: so either the helper finds none, or the leader waits for it.
+// A helper announces itself before it looks for a pass, and the pass is removed before the leader looks for helpers,
+// all in one order: so either the helper finds no pass, or the leader waits for it.
 void Team::share(int64_t n, const Part& f) {
   if (next_row_ == nullptr || next_row_->load(std::memory_order_relaxed) < rows_) return f(0, n);  // nobody is free
   Pass pass{n, f};
@@ -86,8 +86,8 @@ bool Team::help() {
   }
 }
 
-// A thread takes the next rows when it is done with its last: some sequences are rejected at once, and others read to the end.
-// Nobody waits for a thread that has not come yet, so one that waited for long without being of use may go.
+// A thread takes the next rows when it is done with its last: some sequences are rejected at once, others are read to
+// the end. Nobody waits for a thread that has not come yet, so a thread that has long waited without helping may leave.
 void Team::gather(int threads, int64_t n, const std::function<void(int64_t, Team*)>& f) {
   const auto teams = std::make_unique<Team[]>(threads);
   const int64_t share = std::max<int64_t>(n / (8 * threads), 1);

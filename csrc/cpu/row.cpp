@@ -14,13 +14,13 @@ namespace specdec::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int kTilesToShare = 8;  // tiles that are worth a team's while
+constexpr int kTilesToShare = 8;  // the fewest tiles that are worth sharing with a team
 
 RowLaw analyse_row(const RowView& row, const Sampling& sampling, Team* team, RowScratch& scratch) {
   const bool weights = has_weights(sampling);
   const int64_t top_k = sampling.top_k < row.vocab ? sampling.top_k : 0;
   const bool cut = top_k > 0 || sampling.top_p < 1 || sampling.min_p > 0;
-  // Where truncation leaves few ids their own weights are all that is needed; top-p alone needs the whole row's mass.
+  // If truncation leaves few ids, their own weights are all that is needed; top-p alone needs the whole row's mass.
   const bool sum =
       !sampling.greedy && (!cut || (sampling.top_p < 1 && top_k == 0 && !(sampling.min_p_first && sampling.min_p > 0)));
   const int32_t flags = scan_tiles(row, sampling.inverse_temperature, sum || (weights && !sampling.greedy), team,
@@ -81,8 +81,8 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, Team* team, Row
   return law;
 }
 
-// How much processors add to a logit at most: what is positive of a bias, where penalties only lower; infinite where they
-// raise, or a bias is NaN.
+// The most that processors add to a logit: the largest positive bias if penalties only lower logits; infinite if they
+// can raise them, or if a bias is NaN.
 float most_added(const Overlay& overlay) {
   bool known = overlay.repetition >= 1 && overlay.frequency >= 0 && overlay.presence >= 0;
   float most = 0.0f;
@@ -112,8 +112,8 @@ int32_t scan_tiles(const RowView& row, float inverse_temperature, bool sum, Team
     const int n = row.tile_size(tile);
     float *const first = &scratch.group_max[tile * (kTile / kGroup)], *const last = first + (n + kGroup - 1) / kGroup;
     float& max = scratch.tile_max[tile];
-    // A tile whose logits as they are given cannot become the largest need not be processed. Sums keep their order when they
-    // are rounded; what has a NaN is looked at.
+    // A tile whose unprocessed logits cannot contain the largest need not be processed. Rounding keeps sums in order,
+    // and tiles with a NaN are always looked at.
     if (bounded && given.group_maxima(row.in_memory(tile * kTile), n, first) == 0 &&
         *std::max_element(first, last) + added < largest.load(std::memory_order_relaxed)) {
       std::fill(first, last, -kInfinity);
@@ -142,7 +142,7 @@ int32_t find_argmax(const RowView& row, const RowScratch& scratch) {
 
 void scale_masses(const float* tile_max, float max, float inverse_temperature, std::vector<float>& mass) {
   for (size_t tile = 0; tile < mass.size(); ++tile) {
-    // As of an id: where the tile's largest weighs nothing there is nothing to draw, though many may add up to a number.
+    // As for an id: if the tile's largest weighs nothing there is nothing to draw, though many may add up to a number.
     const float exponent = (tile_max[tile] - max) * inverse_temperature;
     mass[tile] = exponent >= kSmallestExponent ? mass[tile] * std::exp(exponent) : 0.0f;
   }
@@ -171,15 +171,15 @@ RowView row_view(const Rows& rows, int64_t b, int64_t i, const ProcessorArgs& pr
 
 namespace {
 
-// The first entry of a list from id `begin` on. Tiles are mostly asked for one after the other: then it is where the entries
-// of the one before ended, and need not be looked for.
+// The first entry of a list from id `begin` on. Tiles mostly come one after the other; it is then where the entries of
+// the previous tile ended, and need not be searched for.
 int32_t first_from(const int32_t* ids, int32_t num_ids, int32_t begin, int32_t guess) {
   const bool right =
       guess <= num_ids && (guess == 0 || ids[guess - 1] < begin) && (guess == num_ids || ids[guess] >= begin);
   return right ? guess : first_at_least(ids, num_ids, begin);
 }
 
-// f(entry, id) of a list from entry i on, up to id `end`; the entry that comes next.
+// Calls f(entry, id) for a list's entries from entry i on, below id `end`; returns the next entry.
 template <class Fn>
 int32_t for_each_before(int32_t end, const int32_t* ids, int32_t num_ids, int32_t i, Fn f) {
   for (; i < num_ids && ids[i] < end; ++i) f(i, ids[i]);
@@ -231,7 +231,7 @@ void Logits::process(const RowView& row, int32_t begin, int n) {
   next_count = for_each_before(end, overlay.count_ids, overlay.num_counts, count, [&](int32_t i, int32_t id) {
     made_[id - begin] = overlay.penalised(made_[id - begin], overlay.counts[i], 0);
   });
-  overlaid.drafted().for_each([&](int64_t id) {  // counted once more: anew from the model's logit
+  overlaid.drafted().for_each([&](int64_t id) {  // counts once more: again from the model's logit
     if (id >= begin && id < end) made_[id - begin] = made(int32_t(id));
   });
 }

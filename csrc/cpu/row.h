@@ -1,4 +1,4 @@
-// One row of logits: its law, and the scratch that a draw from it re-uses.
+// One row of logits: its law, and the scratch memory that a draw from it reuses.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -33,10 +33,10 @@ struct RowView {
   DType dtype;
   int32_t vocab;
   bool processed = false;
-  Overlay overlay{};  // where it is: its sequence's,
+  Overlay overlay{};  // of its sequence, if `processed`,
   int32_t place = 0;  // and which of its rows this is
   const void* in_memory(int32_t id) const { return data + int64_t(id) * (dtype == DType::kFloat32 ? 4 : 2); }
-  // Of n <= kTile ids from `begin` on: one, or from a multiple of 32 on.
+  // The n <= kTile logits from id `begin` on: n is 1, or `begin` a multiple of 32.
   Logits at(int32_t begin, int n) const { return {*this, begin, n}; }
   Logits tile(int tile) const { return at(tile * kTile, tile_size(tile)); }
   int tiles() const { return tiles_of(vocab); }
@@ -57,8 +57,8 @@ inline Logits::Logits(const RowView& row, int32_t begin, int n) : data_(row.in_m
 bool ascends(const int32_t* ids, int32_t n);
 
 RowView row_view(const Rows& rows, int64_t b, int64_t i);
-// With what processors make of it: it is row `place` of a sequence whose first is number `first` of all rows of the call,
-// whatever the batches that they lie in.
+// The row as processors make it: row `place` of a sequence whose first row is number `first` of all rows of the call,
+// whatever batches they lie in.
 RowView row_view(const Rows& rows, int64_t b, int64_t i, const ProcessorArgs& processors, int64_t sequence,
                  int64_t first, int64_t place = 0, const Drafted& drafted = {});
 
@@ -79,21 +79,21 @@ struct Reading {
   RowView row{};
   RowLaw law{};
   RowScratch scratch;
-  Team* team = nullptr;  // shares in draws from it; set when it is read
+  Team* team = nullptr;  // helps with draws from it; set when it is read
 };
 
-// Reads a row and finds its law: once; where truncation leaves more than kMaxKept ids to choose from, several times.
+// Reads a row and finds its law: once, or several times if truncation leaves more than kMaxKept ids to choose from.
 void read_row(const RowView& row, const Sampling& sampling, Team* team, Reading& out);
 
 // One pass over a row: the maxima of groups and tiles and, if `sum`, each tile's sum of exp((x - its max) / T), or of
-// `weights` theirs, infinite where one is negative; kNaN or 0. `only_max`: -inf may stand for maxima that are not the row's.
+// `weights` (infinite if one is negative); kNaN or 0. `only_max`: -inf may replace maxima that are not the row's.
 int32_t scan_tiles(const RowView& row, float inverse_temperature, bool sum, Team* team, RowScratch& scratch,
                    bool weights = false, bool only_max = false);
 
-// The lowest id of the largest logit of such a row; 0 where nothing is possible.
+// The lowest id of the largest logit of a scanned row; 0 if nothing is possible.
 int32_t find_argmax(const RowView& row, const RowScratch& scratch);
 
-// Makes masses that are relative to each tile's maximum relative to the row's.
+// Turns masses relative to each tile's maximum into masses relative to the row's.
 void scale_masses(const float* tile_max, float max, float inverse_temperature, std::vector<float>& mass);
 
 // log sum exp and entropy of the raw row (temperature 1, nothing cut), given its maximum.
@@ -105,14 +105,14 @@ void tile_probs(const RowView& row, const RowLaw& law, int tile, float scale, fl
 // P of one id, bit for bit what tile_probs gives.
 float prob_at(const RowView& row, const RowLaw& law, int32_t id);
 
-// exp((x - max) * inverse_temperature) * scale of a list of logits x, or of `weights` x * inverse_temperature * scale.
+// exp((x - max) * inverse_temperature) * scale for a list of logits x; for `weights`, x * inverse_temperature * scale.
 void list_weights(const std::vector<float>& x, bool weights, float max, float inverse_temperature, float scale,
                   std::vector<float>& out);
 
-// f(begin, end) for the tiles of a row, in parts that are shared out if the row is long enough to pay.
+// Runs f(begin, end) over the tiles of a row, in parts that are shared out if the row is long enough to pay.
 void share_tiles(const RowView& row, Team* team, const std::function<void(int64_t, int64_t)>& f);
 
-// f(tile) for each of them.
+// Runs f(tile) for each tile of a row.
 void for_each_tile(const RowView& row, Team* team, const std::function<void(int)>& f);
 
 }  // namespace specdec::cpu

@@ -11,7 +11,7 @@
 namespace specdec::cpu {
 namespace {
 
-// Some neighbouring tiles of a shard's row: P there, what is taken away, and what is left to draw from.
+// Some neighbouring tiles of a shard's row: P there, what is subtracted, and what is left to draw from.
 class Part {
  public:
   // The ids from `offset` on, `width` of them.
@@ -38,10 +38,10 @@ class Part {
 
   const RowLaw& law() const { return p_.law; }
   int tiles() const { return p_.row.tiles(); }
-  // Whether no more than P's one id can be left, or nothing.
+  // Whether nothing but P's one id can be left, or nothing at all.
   bool is_certain() const { return p_.law.one_hot || weight_ == 0; }
 
-  // What is left. `summed`: the tiles' masses count.
+  // What is left. `summed`: the tiles' masses are needed.
   Weights weights(bool summed) {
     if (summed && q_.is_point()) {
       scan_tiles(p_.row, p_.law.inverse_temperature, true, p_.team, p_.scratch);
@@ -49,10 +49,10 @@ class Part {
     } else {
       p_.scratch.tile_mass.assign(tiles(), 0.0f);
     }
-    return residual_weights(p_, q_, weight_);  // a point that is elsewhere takes nothing away
+    return residual_weights(p_, q_, weight_);  // a point elsewhere subtracts nothing
   }
 
-  // The mass of a row of which no more than one id is left, by tiles.
+  // The mass of a row with at most one id left, by tiles.
   void write_certain(float* out) const {
     std::fill(out, out + tiles(), 0.0f);
     const int32_t id = p_.law.argmax;
@@ -60,7 +60,7 @@ class Part {
   }
 
   std::vector<NoisyToken> best(int64_t key) {
-    p_.scratch.tile_max.assign(tiles(), p_.law.max);  // no tile is passed over
+    p_.scratch.tile_max.assign(tiles(), p_.law.max);  // no tile is skipped
     return noisy_top(p_, key, nullptr, 1, args_.first);
   }
 

@@ -16,7 +16,7 @@ void shard_stats(const ShardStatsArgs& args) {
     args.status[index] = scan_tiles(row, sampling.inverse_temperature, sum, team, scratch);
     args.argmax[index] = find_argmax(row, scratch);
     const int tiles = row.tiles();
-    std::vector<float>& mass = scratch.tile_mass;  // helpers, which have a scratch of their own, see this one
+    std::vector<float>& mass = scratch.tile_mass;  // helpers, with a scratch of their own, use this one
     if (args.probs)
       for_each_tile(row, team, [&](int tile) { mass[tile] = sum_of_probs(row, tile); });
     else if (!sum)

@@ -1,4 +1,4 @@
-// P and Q at a node of a tree, summed and drawn from as its children leave them.
+// P and Q at a node of a tree as its rejected children leave them: sums, and draws.
 #pragma once
 #include "common/siblings.h"
 #include "cpu/draw.h"
@@ -7,7 +7,7 @@ namespace specdec::cpu {
 
 struct NodeLaws : SiblingLaws<Reading, DraftLaw> {
   RejectionSums sums(float scale, float taken) const;
-  // A token from P as it is now.
+  // A token from the current P.
   int32_t draw(double uniform) const;
 
  private:

@@ -7,7 +7,7 @@
 namespace specdec::cpu {
 namespace {
 
-// The sums of one tree, of type T: node 1 is that of all, nodes 2 k and 2 k + 1 are added to node k, tile i is node
+// The sums of one tree, of type T: node 1 is the sum of all, node k that of nodes 2 k and 2 k + 1, and tile i is node
 // leaves_ + i.
 template <class T>
 class Tree {

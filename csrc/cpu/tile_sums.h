@@ -6,7 +6,7 @@ namespace specdec::cpu {
 
 float sum_of(const std::vector<float>& shares);
 
-// The tile where a draw with `uniform` ends, its mass, and what is left of the goal there: infinite on an overrun.
+// The tile where a draw with `uniform` ends, its mass, and the rest of the goal there: infinite on an overrun.
 struct FoundTile {
   int tile;
   double rest;

@@ -10,7 +10,7 @@
 namespace specdec::cpu {
 namespace {
 
-// The first ids of a row in descending order of their logits, as far as it was looked at: from the lowest id on.
+// The first ids by descending logit in the part of a row seen so far; a row is read from the lowest id on.
 class Top {
  public:
   explicit Top(int most) : most_(most) {}
@@ -36,7 +36,7 @@ class Top {
   int32_t id_[kMostTop];
 };
 
-// `read` is the row as it is given, `processed` as processors make it.
+// `read` is the row as given, `processed` the row after processors.
 void look_at(const TokenLogprobsArgs& args, int64_t index, const TokenSlot& slot, const Reading& read,
              const RowView& processed, const LogLaws& laws) {
   const RowView& row = read.row;
@@ -50,7 +50,7 @@ void look_at(const TokenLogprobsArgs& args, int64_t index, const TokenSlot& slot
   Top top(args.num_top);
   int32_t rank = 1;
   const std::vector<float>& group_max = read.scratch.group_max;
-  for (int group = 0; group < int(group_max.size()); ++group) {  // most need not be read again
+  for (int group = 0; group < int(group_max.size()); ++group) {  // most groups need not be read again
     if (group_max[group] < x && !top.takes(group_max[group])) continue;
     const int first = group * kGroup, n = std::min(kGroup, row.vocab - first);
     float values[kGroup];
@@ -72,7 +72,7 @@ void token_logprobs(const TokenLogprobsArgs& args) {
   for_each_row(args.batch * args.width, args.logits.vocab, [&](int64_t index, Team* team) {
     const TokenSlot slot = token_slot(args, index);
     if (slot.token < 0) return write_no_token(args, index, slot.status);
-    thread_local Reading read, made;  // as it is given; as processors make it, if there are any
+    thread_local Reading read, made;  // as given; after processors, if there are any
     const RowView row = row_view(args.logits, slot.b, slot.row);
     Sampling sampling = sampling_of(args.params, slot.b);
     if (args.processors.on) {
@@ -80,7 +80,7 @@ void token_logprobs(const TokenLogprobsArgs& args) {
       read_row(
           row_view(args.logits, slot.b, slot.row, args.processors, slot.b, first, slot.place, tokens_of(args, slot.b)),
           sampling, team, made);
-      sampling.greedy = true;  // of the other its maximum is all that is needed
+      sampling.greedy = true;  // of the row as given only the maximum is needed
     }
     read_row(row, sampling, team, read);
     const Reading& processed = args.processors.on ? made : read;

@@ -13,15 +13,15 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLowest = std::numeric_limits<float>::lowest();
-constexpr int kTopGroups = 512;      // top-p alone first lists what reaches the so-many-th largest group maximum
-constexpr int kLong = 32768;         // a row of so many ids is first seen by a sample: of every
-constexpr int kSampled = 8;          // so many
-constexpr int kChunk = 256;          // chunks of so many ids one, and its masses
-constexpr double kDeviations = 2.5;  // are taken to be wrong by so many standard deviations
+constexpr int kTopGroups = 512;      // top-p alone first lists what reaches the group maximum of this rank
+constexpr int kLong = 32768;         // rows this long are sampled first:
+constexpr int kSampled = 8;          // one chunk in so many,
+constexpr int kChunk = 256;          // of so many ids; the sample's masses
+constexpr double kDeviations = 2.5;  // are taken to be off by so many standard deviations
 constexpr int kMaxBand = 16384;      // values copied for a closer look, at most
 constexpr int kFew = 128;            // values that are sorted, at most
 
-// Floats as integers of the same order; both zeros are one number.
+// Floats as integers of the same order; both zeros become one number.
 uint32_t ordered(float x) {
   uint32_t bits;
   x += 0.0f;
@@ -36,8 +36,8 @@ float from_ordered(uint32_t key) {
   return x;
 }
 
-// How a value counts: by exp((x - max) * inverse_temperature), which is 1 for all of them with inverse_temperature 0; or
-// itself as a weight.
+// How a value counts: as exp((x - max) * inverse_temperature), which is 1 for all if inverse_temperature is 0; or as
+// the weight it is.
 struct Measure {
   float max, inverse_temperature;
   bool weights = false;
@@ -58,8 +58,8 @@ struct Band {
 
   RowView view() const { return view_of(value.data(), size_t(first.back())); }
 
-  // False, and nothing of use, if there are too many. The row may be what the band itself holds. each(tile) is called where
-  // a tile is in the cache.
+  // False, with unusable contents, if there are too many. `row` may be a view of the band itself. each(tile) is called
+  // while the tile is in the cache.
   template <class Each>
   bool fill(const RowView& row, float low, float high, Each each) {
     first.assign(1, 0);
@@ -71,15 +71,15 @@ struct Band {
     return first.back() <= kMaxBand;
   }
 
-  // Of those of a tile that are >= bound.
+  // The mass of a tile's values that are >= bound.
   float mass(int tile, const Measure& measure, float bound) const {
     return kernels().logits[measure.weights ? kOfWeights : int(DType::kFloat32)].kept_sum(
         &value[first[tile]], first[tile + 1] - first[tile], measure.max, measure.inverse_temperature, bound);
   }
 };
 
-// The largest of some values such that what is as large or larger reaches `goal` together with `above`; ties go together.
-// The smallest if none does.
+// The largest value such that all values as large or larger, together with `above`, reach `goal`; ties go together. The
+// smallest if none does.
 float among(std::vector<float>& value, const Measure& measure, double above, double goal) {
   std::sort(value.begin(), value.end(), std::greater<>());
   std::vector<float> mass;
@@ -91,14 +91,14 @@ float among(std::vector<float>& value, const Measure& measure, double above, dou
   return value.back();
 }
 
-// What the values of a row with low <= key < high come to, by leading bits of their keys: of all, or a sample.
+// The masses of a row's values with low <= key < high, by leading bits of their keys: of all values, or of a sample.
 class Bins {
  public:
   Bins(const RowView& row, const Measure& measure, uint32_t low, uint32_t high, bool sampled)
       : low_(low), high_(high), bins_(1u << (row.vocab >= kLong ? 13 : 10)) {
     while ((high - 1 - low) >> shift_ >= bins_) ++shift_;
     thread_local std::vector<double> kept;
-    kept.assign(bins_ + 1, 0.0);  // the last for what lies elsewhere
+    kept.assign(bins_ + 1, 0.0);  // the last one for what lies elsewhere
     mass_ = kept.data();
     float value[kTile], weight[kTile];
     uint32_t bin[kTile];
@@ -123,7 +123,7 @@ class Bins {
     total_ -= mass_[bins_];
   }
 
-  // Of a sample: the sum of the weights, and of their squares.
+  // For a sample: the sum of the weights, and of their squares.
   double total() const { return total_; }
   double squares() const { return std::max(squares_, 0.0); }
 
@@ -132,8 +132,8 @@ class Bins {
     uint32_t low, high;
     double above, mass;
   };
-  // The bins in which the mass goes from `least` to `most`, starting at `above` and each bin's times `scale`; the last bin
-  // with any if it never comes so far.
+  // The bins in which the mass goes from `least` to `most`; it starts at `above`, and each bin counts times `scale`. If
+  // the mass never gets that far, the last bin that has any.
   Found find(double above, double scale, double least, double most) const {
     Found found{low_, high_, above, 0};
     bool inside = false;
@@ -196,7 +196,7 @@ class Truncation {
     return count <= kMost;
   }
 
-  // The n-th largest of n values or more.
+  // The n-th largest of at least n values.
   float nth_largest(const std::vector<float>& values, int64_t n) {
     scratch_.sorted = values;
     std::nth_element(scratch_.sorted.begin(), scratch_.sorted.begin() + (n - 1), scratch_.sorted.end(),
@@ -206,7 +206,7 @@ class Truncation {
 
   float top_k(float floor) {
     const int64_t k = sampling_.top_k;
-    const bool few = k <= int64_t(scratch_.group_max.size());  // then that many ids reach the k-th group maximum
+    const bool few = k <= int64_t(scratch_.group_max.size());  // if so, k ids reach the k-th group maximum
     if (list(few ? std::max(floor, nth_largest(scratch_.group_max, k)) : floor)) {
       if (int64_t(scratch_.kept_logit.size()) < k) return floor;  // fewer than k possible ids
       return nth_largest(scratch_.kept_logit, k);
@@ -215,7 +215,7 @@ class Truncation {
   }
 
   float top_p(float floor) {
-    const bool whole = scratch_.summed;  // then nothing has been cut yet, and the whole row's mass is known
+    const bool whole = scratch_.summed;  // if so, nothing has been cut yet, and the whole row's mass is known
     const bool few = row_.vocab <= RowScratch::kMaxKept;
     const double groups = double(scratch_.group_max.size());
     const Masses top{0.0, std::min<double>(kTopGroups, groups / 4), groups};
@@ -245,14 +245,14 @@ class Truncation {
     return total;
   }
 
-  // What a cut-off is searched by: the mass above where the search begins, that which is to be reached, and all there is.
+  // What guides a search: the mass above where it begins, the mass to be reached, and all there is.
   struct Masses {
     double above, goal, total;
   };
 
-  // The largest value c of a row with low <= c < high such that what is >= c reaches the goal; the lowest of
-  // any weight if none does. The range is narrowed by bins, of a sample first if the row is long, until what it holds is
-  // few enough to be copied.
+  // The largest value c of a row with low <= c < high such that what is >= c reaches the goal; if none does, the lowest
+  // of any weight. The range is narrowed by bins, first of a sample if the row is long, until few enough values are
+  // left to be copied.
   float select(const RowView& row, const Measure& measure, float low, float high, Masses masses) {
     if (row.vocab <= kFew) {
       std::vector<float> value(row.vocab);
@@ -274,7 +274,7 @@ class Truncation {
       const auto found = bins.find(masses.above, scale, masses.goal - error,
                                    masses.goal + std::min(error, 0.9 * (masses.total - masses.goal)));
       if (!(found.mass > 0)) {
-        if (sampled) continue;  // the sample missed what there is
+        if (sampled) continue;  // the sample missed it
         return high;            // nothing below weighs anything
       }
       const float lowest = from_ordered(found.low), highest = found.high == to ? high : from_ordered(found.high);
@@ -293,8 +293,8 @@ class Truncation {
 
   bool is_copy(const RowView& row) const { return row.data != row_.data; }
 
-  // `select` among a copy of the values with low <= x < high; nothing if there are too many, or if the range was guessed
-  // from a sample and turns out wrong. Of a row the tiles' masses of what is kept are left in scratch.
+  // `select` among a copy of the values with low <= x < high; nothing if there are too many, or if the range was
+  // guessed from a sample and turns out wrong. For a row the tiles' masses of what is kept are left in scratch.
   std::optional<float> look_into(const RowView& row, const Measure& measure, float low, float high, bool sampled,
                                  Masses masses) {
     thread_local Band bands[2];
@@ -342,7 +342,7 @@ class Truncation {
   const Measure weight_, count_;
   const float likely_, from_;
   RowScratch& scratch_;
-  float summed_from_ = NAN;  // the tiles' masses in scratch are those of what is >= this
+  float summed_from_ = NAN;  // scratch holds the tiles' masses of what is >= this
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// verify_chain and verify_packed: one sequence at a time, rows read only as far as the rule gets.
+// verify_chain and verify_packed: one sequence at a time; rows are read only as far as the rule gets.
 #include "common/chain_rules.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
@@ -8,7 +8,7 @@
 namespace specdec::cpu {
 namespace {
 
-// One position after the other.
+// Looks at one position after the other.
 FoundEnd search(int64_t limit, auto end_at) {
   for (int64_t i = 0; i < limit; ++i)
     if (const End end = end_at(i); end != End::kNone) return {i, end};
@@ -31,7 +31,7 @@ class Chain : SequenceRows {
     write_outcome(chain_, span_, b_, outcome, status_, 0, 1);
   }
 
-  // ---- What common/chain_rules.h asks of a chain ----
+  // ---- Answers to common/chain_rules.h ----
 
   int64_t token(int64_t i) const { return token_at(chain_, span_, i); }
   double coin(int64_t i) { return uniform(i + 1); }

@@ -27,7 +27,7 @@ void Position::mix(const TargetLaw& law, const DraftLaw& draft) {
   if (decides_kept(measure_)) finish();
 }
 
-// Entropies are for the laws with log loss only.
+// Entropies are only for laws with log loss.
 RawRow Position::read_raw(const RowView& row, RowLaw* law) const {
   thread_local Reading raw;
   read_row(row, kRaw, target.team, raw);
@@ -65,7 +65,7 @@ void Position::cross_entropy(int tile, float* share) const {
   const int n = row.tile_size(tile);
   DraftLaw(draft_.mapped(), raw_q_).tile(tile, n, share);
   row.kernels().load(row.tile(tile), n, logit);
-  // One logarithm a row, not one an id: where max is finite, surprise falls by as much as the logit rises.
+  // One logarithm per row, not one per id: if max is finite, surprise falls by as much as the logit rises.
   const float max = raw_target_.max, least = surprise(raw_target_, max, raw_target_.argmax);
   for (int i = 0; i < n; ++i) {
     const float surprise_p =
@@ -74,7 +74,7 @@ void Position::cross_entropy(int tile, float* share) const {
   }
 }
 
-// Lists P and Q where anything may be left of any scale, so that both are found once.
+// Lists P and Q where any scale may leave something, so that both are found only once.
 float Position::lossy_scale() const {
   if (draft_.is_point()) return 1.0f;  // only the direction of the residual counts
   const RowView& row = target.row;
@@ -113,7 +113,7 @@ void Position::set_cascade() {
 }
 
 float Position::accept() {
-  if (is_cascade(law_.kind)) finish();  // a lossy law's scale is for what is recovered
+  if (is_cascade(law_.kind)) finish();  // a lossy law's scale matters only for a recovered token
   return mixture.accept;
 }
 

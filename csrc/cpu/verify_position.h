@@ -7,16 +7,16 @@ namespace specdec::cpu {
 
 class Position {
  public:
-  // The target's row: to be read before anything is asked, then to begin or to mix.
+  // The target's row: read it before asking anything, then call begin or mix.
   Reading target;
   Mixture mixture{};
   Remainder left{};
 
   // P alone.
   void begin() { left = {}; }
-  // Mixes P and `draft`. What accepting a token does not need is found when it is first asked for.
+  // Mixes P and `draft`. What is not needed to accept a token is found when it is first asked for.
   void mix(const TargetLaw& law, const DraftLaw& draft);
-  // Makes the remainder what is left of weight times the mixed law after Q, or a cascade's law itself.
+  // Makes the remainder weight times the mixed law minus Q, where positive; or a cascade's law itself.
   void set_residual(float weight);
   void set_cascade();
 
@@ -26,7 +26,7 @@ class Position {
   // The factor of P in the token rule.
   float accept();
 
-  // Whether no more than P's one id can be left.
+  // Whether nothing but P's one id can be left.
   bool certain() const { return target.law.one_hot && !left.mixed; }
   // The sum of the remainder.
   float mass() const { return mass_of(left); }

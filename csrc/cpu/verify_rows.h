@@ -12,10 +12,10 @@ class SequenceRows {
  protected:
   // Target row i, as processors make it.
   RowView target_row(int64_t i) const;
-  // Reads it; its flags count from here on.
+  // Reads target row i; its flags count from here on.
   void read_target_row(int64_t i, Reading& out);
-  // The draft's law at position i, from the stats kept from drafting if there are any, or all mass on `point` without a
-  // draft; its flags count if `flag`.
+  // The draft's law at position i: from the stats kept from drafting if there are any; without a draft, all mass on
+  // `point`. Its flags count if `flag`.
   DraftLaw draft_law(int64_t i, int32_t point, bool flag = true);
   double uniform(int64_t i) { return uniform_at(args_, span_, b_, i, &status_); }
 

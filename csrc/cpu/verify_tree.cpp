@@ -1,4 +1,4 @@
-// verify_tree: one sequence at a time, rows read only where the rule gets to.
+// verify_tree: one sequence at a time; only rows that the rule gets to are read.
 #include <cmath>
 
 #include "common/tree_rules.h"
@@ -11,7 +11,7 @@
 namespace specdec::cpu {
 namespace {
 
-// What common/tree_rules.h asks of a sequence's rows.
+// The answers of a sequence's rows to common/tree_rules.h.
 class TreeRows : SequenceRows {
  public:
   using Laws = NodeLaws;

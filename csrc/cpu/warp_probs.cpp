@@ -9,7 +9,7 @@ void warp_probs(const WarpProbsArgs& args) {
     thread_local Reading read;
     const int64_t b = index / args.n;
     const RowView row = row_view(args.logits, b, index % args.n, args.processors, b, index);
-    Reading& known = read;  // other threads, which have a `read` of their own, look at this one
+    Reading& known = read;  // so that other threads, which have a `read` of their own, see this one
     read_row(row, sampling_of(args.params, b), team, known);
     float* out = args.out + index * row.vocab;
     for_each_tile(row, team, [&](int tile) { tile_probs(row, known.law, tile, 1.0f, out + tile * kTile); });

@@ -1,4 +1,4 @@
-// A sequence whose rows a block or a cluster reads one after the other: what common/chain_rules.h asks of it.
+// A chain whose rows one block or cluster reads one after the other: its answers to common/chain_rules.h.
 #pragma once
 #include "cuda/verify_chain.cuh"
 #include "cuda/walk.cuh"
@@ -6,7 +6,7 @@
 namespace specdec::SPECDEC_CUDA_ROWS {
 
 struct ChainState : WalkState {
-  Position remembered;  // block rule: where a token may have to be recovered; its masses are other_mass
+  Position remembered;  // block rule: where a token may have to be recovered; its masses are in other_mass
   bool remembers;
 };
 
@@ -50,7 +50,7 @@ class Chain : public WalkRows<kClustered> {
     return state_.now.keeps(x);
   }
   __device__ float accept() {
-    if (this->cascade()) end_mixture();  // a lossy law's scale is for what is recovered
+    if (this->cascade()) end_mixture();  // a lossy law's scale matters only for a recovered token
     return state_.now.mixture.accept;
   }
 
@@ -77,7 +77,7 @@ class Chain : public WalkRows<kClustered> {
 
   __device__ int64_t final_token(Next next, int64_t accepted) {
     if (next == Next::kNothing) return Outcome::kNothing;
-    const bool remembered = next == Next::kRecovered && state_.remembers;  // its masses, too
+    const bool remembered = next == Next::kRecovered && state_.remembers;  // and so are its masses
     if (next == Next::kBonus) {
       this->read_target(accepted);
       if (args_.law.cascade_bonus) {
@@ -99,7 +99,7 @@ class Chain : public WalkRows<kClustered> {
  protected:
   using Base::status_, Base::tiles, Base::uniform, Base::end_mixture, Base::find_masses;
 
-  // Leaves at the present position what w times its law has and the draft has not.
+  // Makes the remainder at the present position w times its law minus the draft's, where positive.
   __device__ void set_residual(float w) {
     end_mixture();
     by_one([&] { state_.now.left = residual_of(args_.law, state_.now.mixture, w); });

@@ -1,4 +1,4 @@
-// A block a sequence, which takes its tokens 32 at a time: what stands in the list moves up by as many places as lower ids come.
+// One block per sequence, 32 tokens at a time: each list entry moves up by the number of new ids below its own.
 #include "common/count_tokens_.h"
 #include "cuda/lists.cuh"
 #include "cuda/ops.h"
@@ -15,9 +15,9 @@ __device__ __forceinline__ int32_t num_below(const int32_t* ids, int32_t id) {
   return n;
 }
 
-// What is loaded was, or will be, written: without __ldg.
+// No __ldg: whatever is loaded here was, or will be, written.
 __global__ void __launch_bounds__(kThreads) count_tokens_kernel(const CountTokensArgs args) {
-  SPECDEC_SHARED(int32_t, fresh, kWindow);  // ids that the list has not got, each once; INT32_MAX elsewhere
+  SPECDEC_SHARED(int32_t, fresh, kWindow);  // ids that are not in the list yet, each once; INT32_MAX elsewhere
   const int64_t b = blockIdx.x;
   const int32_t capacity = args.capacity;
   int32_t* const ids = args.ids + b * capacity;
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads) count_tokens_kernel(const CountToken
   int32_t counted = 0;
   bool fits = true;
   for (int64_t window = 0; window < args.n; window += kWindow) {
-    int32_t mine = INT32_MAX, entry = 0, count = 0;  // of warp 0: a lane's fresh id
+    int32_t mine = INT32_MAX, entry = 0, count = 0;  // in warp 0: a lane's fresh id
     if (warp_id() == 0) {
       const int32_t id = id_to_count(args, b, window + lane_id());
       const unsigned alike = __match_any_sync(kAllLanes, id);
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) count_tokens_kernel(const CountToken
       const int32_t i = end - 1 - int32_t(threadIdx.x);
       const bool moves = i >= begin;
       const int32_t id = moves ? ids[i] : 0, known = moves ? counts[i] : 0;
-      __syncthreads();  // all of them are loaded: none of those to come stands where they go
+      __syncthreads();  // all are loaded; they go where none of those still to come stand
       const int32_t to = i + num_below(fresh, id);
       if (moves && to < capacity) {
         ids[to] = id;

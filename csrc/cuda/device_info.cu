@@ -10,7 +10,7 @@
 namespace specdec {
 namespace {
 
-// Never launched: it stands for all kernels of the library, which are compiled for the same architectures.
+// Never launched: it represents all kernels of the library, which are compiled for the same architectures.
 __global__ void probe_kernel() {}
 
 }  // namespace
@@ -24,8 +24,8 @@ int specdec::cuda::virtual_architecture() {
 const char* specdec_cuda_build_info() { return "archs=" SPECDEC_CUDA_ARCHS " runtime=" SPECDEC_STRING(CUDART_VERSION); }
 
 int specdec_cuda_binary_version(int device) {
-  // In a thread of its own, whose current device and last error are nobody else's: to set the caller's device again would make
-  // a context on it, which takes hundreds of megabytes.
+  // In a thread of its own, whose current device and last error nobody else uses: setting the caller's device back
+  // would create a context on it, which takes hundreds of megabytes.
   int answer = 0;
   std::thread([&] {
     cudaFuncAttributes attributes{};

@@ -1,5 +1,5 @@
 #pragma once
-// What this library was built for, and whether a device can run it. C symbols, so that Python reads them with ctypes and
+// What this library was built for, and whether a device can run it. C symbols, so that Python can read them with ctypes
 // before any op exists.
 
 #define SPECDEC_EXPORT extern "C" __attribute__((visibility("default")))

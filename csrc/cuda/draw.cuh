@@ -1,4 +1,4 @@
-// Draws from a row's law, or from what is left of it after a draft law is taken away.
+// Draws from a row's law, or from what is left of it after a draft law is subtracted.
 #pragma once
 #include "common/philox.h"
 #include "cuda/law.cuh"
@@ -16,7 +16,7 @@ struct DraftLaw {
   const int64_t* map = nullptr;
   int64_t map_size = 0;
 
-  // The draft id of a target id; -1 if there is none.
+  // The draft id of a target id; -1 if it has none.
   __device__ int32_t draft_id(int32_t id) const {
     const int64_t mapped = map == nullptr ? id : id < map_size ? map[id] : -1;
     return mapped >= 0 && mapped < row.vocab ? int32_t(mapped) : -1;
@@ -30,20 +30,20 @@ struct DraftLaw {
     return clean(logit_at(row, mapped));
   }
 
-  // The draft's logit of a draft id; -inf where that is none.
+  // The draft's logit of a draft id; -inf for -1.
   __device__ float logit(int32_t mapped) const { return mapped >= 0 ? logit_at(row, mapped) : -INFINITY; }
 
   // Whether Q's row can be read in order, tile by tile (kLogits and kProbs).
   __device__ bool in_order() const { return map == nullptr && !law.one_hot; }
 
-  // f(q) of what gives Q of a value of such a row.
+  // Calls f(q), where q(value) gives Q from a value of such a row.
   template <class F>
   __device__ __forceinline__ auto with_values(F f) const {
     return kind == Kind::kLogits ? f(Weight(law, law.inverse_normalizer)) : f([](float x) { return clean(x); });
   }
 
-  // The draft ids of run j of the lane's target ids of a tile, and their logits. Out of line, like all that goes by runs: it
-  // is called from several places.
+  // The draft ids of run j of the lane's target ids in a tile, and their logits. Out of line, as everything that works
+  // by runs: it has several call sites.
   struct Drafted {
     Run x;
     int32_t ids[kRun];
@@ -61,7 +61,7 @@ struct DraftLaw {
     return out;
   }
 
-  // Q of the same, of kLogits and kProbs.
+  // Q of the same ids, for kLogits and kProbs.
   __device__ __noinline__ Run of_run(int tile, int j) const {
     const auto of_values = [&](const Run& x) {
       return with_values([&](auto of_value) {
@@ -94,7 +94,7 @@ __device__ __forceinline__ bool keeps(bool draft_decides, const Mixture& mixture
   return is_kept(mixture, draft.logit(draft_id), draft_id);
 }
 
-// The sum of a tile's weights, by a warp, run by run.
+// The sum of a tile's weights, run by run; by one warp.
 template <class From>
 __device__ float weighed_mass(const From& from, int tile) {
   float sum = 0.0f;
@@ -107,13 +107,13 @@ __device__ float weighed_mass(const From& from, int tile) {
   return warp_reduce(sum, Sum{});
 }
 
-// One position of a span: P, Q (if there is a draft), the law mixed from the two, and what is left there to draw a token
-// from. Without a draft that is P; of a draft that is a point, P without the point, times anything.
+// One position of a span: P, Q (if there is a draft), the law mixed from the two, and what is left there to draw a
+// token from: without a draft, P; with a point mass as draft, any multiple of P without the point.
 struct Position {
   RowView row;
   RowLaw law;
-  bool cut;                    // the table's masses are not P's
-  bool draft_decides = false;  // what is kept
+  bool cut;                    // P is truncated: the table's masses are not P's
+  bool draft_decides = false;  // which ids are kept
   DraftLaw draft{};
   Mixture mixture{};
   Remainder left{};
@@ -122,16 +122,16 @@ struct Position {
   __device__ float q(int32_t id) const { return draft.prob(id); }
   __device__ bool keeps(int32_t id) const { return cuda::keeps(draft_decides, mixture, row, draft, id); }
 
-  // Where nothing was left: all of a cascade's law, or of P.
+  // For when nothing is left: takes all of a cascade's law, or of P.
   __device__ void take_all() {
     left = all_of(left, mixture);
     if (!left.mixed) draft = DraftLaw{};
   }
 
-  // Whether no more than P's one id can be left.
+  // Whether nothing but P's one id can be left.
   __device__ bool certain() const { return law.one_hot && !left.mixed; }
 
-  // A cascade's view of run j of the lane's ids of a tile, x their target logits: f(k, P, Q, kept, draft's logit and id).
+  // A cascade's view of run j of the lane's ids in a tile with target logits x: f(k, P, Q, kept, draft's logit and id).
   template <class F>
   __device__ __forceinline__ void for_each_mixed(int tile, int j, const Run& x, F f) const {
     const DraftLaw::Drafted drafted = draft.run(tile, j);
@@ -146,10 +146,10 @@ struct Position {
 
   __device__ bool subtracts() const { return draft.kind >= DraftLaw::Kind::kLogits; }
 
-  // What exp((logit - max) / T) is multiplied by.
+  // The factor of exp((logit - max) / T) in a weight.
   __device__ float times() const { return subtracts() ? law.inverse_normalizer * left.scale : 1.0f; }
 
-  // Weights of run j of the lane's ids of a tile, x their target logits.
+  // Weights of run j of the lane's ids in a tile with target logits x.
   __device__ __noinline__ Run weigh(int tile, int j, Run x) const {
     Run weights;
     if (left.mixed) {
@@ -178,7 +178,7 @@ struct Position {
     return weights;
   }
 
-  // Whether tables do not tell the masses of tiles; a draft that is a point leaves one such tile besides.
+  // Whether tables do not tell the tiles' masses; with a point mass as draft, one tile's mass is never told.
   __device__ bool reads_rows() const { return left.mixed || cut || subtracts(); }
   __device__ bool has_point(int tile) const {
     return draft.kind == DraftLaw::Kind::kPoint && draft.token / kTile == tile;
@@ -189,11 +189,11 @@ struct Position {
     return table.max[tile] > -INFINITY && table.max[tile] >= law.cutoff;
   }
 
-  // The same, by a warp; the tile is read only if the row's table does not tell.
-  // Both rows' loads of kStep runs are in flight at once, as the registers allow.
+  // The mass of a tile, by one warp; the tile is read only if the row's table does not tell. The loads of kStep runs of
+  // both rows are in flight at once, as many as the registers allow.
   template <bool kAnywhere, int kStep>
   __device__ float mass(int tile, const TileTable& table) const {
-    if (left.mixed) return weighed_mass(*this, tile);  // also where P is 0: Q counts if what is lost of it is negative
+    if (left.mixed) return weighed_mass(*this, tile);  // also where P is 0: a negative `taken` adds Q
     if (!possible(tile, table)) return 0.0f;
     if (!reads_rows() && !has_point(tile)) return table.mass[tile];
     float sum;
@@ -212,7 +212,7 @@ struct Position {
     return warp_reduce(sum, Sum{});
   }
 
-  // The weights of run j of the lane's ids of a tile, loaded for it alone.
+  // The weights of run j of the lane's ids in a tile, loaded for this run alone.
   __device__ Run weights_of(int tile, int j) const {
     if (!fits(tile)) return weigh(tile, j, load_run(row, tile, j));
     return draft.with_values([&](auto of_draft) {
@@ -230,13 +230,13 @@ struct Position {
   }
 
  private:
-  // Whether a tile of both rows can be loaded run by run, and nothing else is to be looked at.
+  // Whether a tile of both rows can be loaded run by run, with nothing else to look at.
   __device__ bool fits(int tile) const {
     return subtracts() && draft.in_order() && !kProcessed && !law.weights &&
            ((is_whole(row, tile) && is_whole(draft.row, tile)) || (in_whole_runs(row) && in_whole_runs(draft.row)));
   }
 
-  // The lane's share of a tile that fits; the same numbers as by weigh.
+  // The lane's share of the mass of a tile that fits; the same numbers as from weigh.
   template <bool kAnywhere, int kStep, class OfDraft>
   __device__ __forceinline__ float sum_of_runs(int tile, OfDraft of_draft) const {
     const bool whole = is_whole(row, tile) && is_whole(draft.row, tile);
@@ -265,7 +265,7 @@ struct Position {
   }
 };
 
-// The masses of a row's tiles, this block's share of them: it is number `rank` of `size`. Out of line, as draw_id.
+// The masses of a row's tiles: the share of block number `rank` of `size`. Out of line, as draw_id.
 template <bool kClustered = false, int kStep = 2, class From>
 __device__ __noinline__ void masses_of(const From& from, TileTable table, float* mass, int rank, int size) {
   for_each_tile(rank, size, from.row.tiles(), [&](int tile) {
@@ -274,7 +274,7 @@ __device__ __noinline__ void masses_of(const From& from, TileTable table, float*
   });
 }
 
-// The weights of a tile, of which each of four warps finds those of one run.
+// The weights of a tile; each of four warps finds those of one run.
 class TileWeights {
  public:
   __device__ explicit TileWeights(float* weights) : weights_(weights) {}
@@ -284,7 +284,7 @@ class TileWeights {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) at(j, k) = run.x[k];
   }
-  // Their sum, by a warp, the others being through with theirs; the same number as from.mass gives.
+  // Their sum, by one warp, once the others have written theirs; the same number as from.mass gives.
   __device__ __forceinline__ float sum() const {
     float even = 0.0f, odd = 0.0f;
 #pragma unroll
@@ -302,8 +302,8 @@ class TileWeights {
 
 constexpr int kTilesOfBlock = 2;  // in a block of kTilesOfBlock * kRuns warps
 
-// As masses_of with a warp for each run of a tile, for calls of so few rows that there are warps for it; of what is left of no
-// cascade.
+// As masses_of, but with a warp for each run of a tile, for calls with so few rows that there are enough warps. Not for
+// what is left of a cascade.
 inline __device__ __noinline__ void masses_by_runs(const Position& from, TileTable table, float* mass, int rank,
                                                    int size) {
   SPECDEC_SHARED(float, weights, kTilesOfBlock* kTile);
@@ -322,7 +322,7 @@ inline __device__ __noinline__ void masses_by_runs(const Position& from, TileTab
   }
 }
 
-// The masses of all tiles where rows need not be read for them, by one block.
+// The masses of all tiles, by one block, if no rows need to be read for them.
 inline __device__ __noinline__ void told_masses(const Position& from, TileTable table, float* mass) {
   SPECDEC_SHARED(float, weights, kTile);
   const TileWeights around(weights);
@@ -338,22 +338,22 @@ inline __device__ __noinline__ void told_masses(const Position& from, TileTable 
   if (lane_id() == 0) mass[point] = m;
 }
 
-// Where a draw ends in one run of a tile, if it does; else the last place of positive weight, if there is one.
+// Where a draw ends in one run of a tile, if it ends there; else the run's last id of positive weight, if it has one.
 struct EndInRun {
   int32_t place;
   bool ends, some;
 };
 
-// The id where a draw ends in the tile that it found, by a block: the first whose running sum of weights exceeds the goal; on an
-// overrun the last of positive weight. A warp has a run, and a lane the ids that it holds; sums go from run to run, of a run
-// from lane to lane.
+// The id at which a draw ends in the tile it has found, by one block: the first whose running sum of weights exceeds
+// the goal; on an overrun the last of positive weight. Each warp has a run, and each lane the ids that it holds; sums
+// run from run to run and, within a run, from lane to lane.
 template <class From>
 __device__ __forceinline__ int32_t find_id(const From& from, const FoundTile& found) {
   SPECDEC_SHARED(double, totals, kRuns);
   SPECDEC_SHARED(EndInRun, ends, kRuns);
-  const int j = warp_id();  // blocks have four warps at least: see threads_for
+  const int j = warp_id();  // blocks have at least four warps: see threads_for
   Run run{};
-  double until = 0.0;  // the sum of the run's weights, of this lane and all below
+  double until = 0.0;  // the run's sum of weights over this lane and all below
   if (j < kRuns) {
     run = from.weigh(found.tile, j, load_run(from.row, found.tile, j));
 #pragma unroll
@@ -395,8 +395,8 @@ __device__ __forceinline__ int32_t find_id(const From& from, const FoundTile& fo
   return found.tile * kTile + last;
 }
 
-// An id drawn by a block given its tiles' masses, in every thread; -1 if nothing is left to draw from. Out of line, as it is
-// called from several places.
+// An id drawn by one block given its tiles' masses, in every thread; -1 if nothing is left to draw from. Out of line:
+// it has several call sites.
 template <class From>
 __device__ __noinline__ int32_t draw_id(const From& from, const float* mass, double uniform) {
   SPECDEC_SHARED(FoundTile, found, 1);
@@ -409,19 +409,19 @@ __device__ __noinline__ int32_t draw_id(const From& from, const float* mass, dou
   return found[0].tile < 0 ? -1 : find_id(from, found[0]);
 }
 
-// (logit - max) / T + G as a number that is larger for a larger score and, of equal ones, for the lower id.
+// (logit - max) / T + G as a number that grows with the score and, among equal scores, is larger for the lower id.
 __device__ __forceinline__ Fixed noisy_key(float score, int32_t id) {
   return Fixed(ordered(score)) << 32 | (0xFFFFFFFFu - uint32_t(id));
 }
 __device__ __forceinline__ int32_t noisy_id(Fixed key) { return int32_t(0xFFFFFFFFu - uint32_t(key)); }
 
-// Out of line: few ids of a tile get so far.
+// Out of line: few ids of a tile get this far.
 inline __device__ __noinline__ float noisy_score(float exponent, int64_t key, uint32_t id, uint32_t bits) {
   return exponent + gumbel(key, id, bits);
 }
 
-// offer(score, id) for this lane's possible ids of a tile, but for those that `limit` rules out: see limit_of. `ids` (or
-// null) gives the target id, whose noise counts, of each id of the row.
+// Calls offer(score, id) for this lane's possible ids of a tile, except those that `limit` rules out: see limit_of.
+// `ids` (or null) maps an id of the row to the target id, whose noise counts.
 template <class Offer>
 __device__ __forceinline__ void noisy_tile(const RowView& row, const RowLaw& law, int tile, int64_t key,
                                            const int64_t* ids, const float& limit, Offer offer) {
@@ -449,10 +449,10 @@ __device__ __forceinline__ void noisy_tile(const RowView& row, const RowLaw& law
 constexpr float kNoLimit = 3.0e38f;
 
 // A score is log(weight) - log(-log1p(-t)) and -log1p(-t) >= t, so an id with t > weight * limit_of(score) has a lower
-// score, which its bits alone show; the slack covers the rounding.
+// score. Its bits alone show that; the slack covers the rounding.
 __device__ __forceinline__ float limit_of(float score) { return fminf(kNoLimit, 1.001f * fast_exp2(-score * kLog2E)); }
 
-// The best noisy key of the rows' tiles that one thread has seen.
+// The best noisy key among the tiles that one thread has seen.
 struct BestNoisy {
   Fixed key = 0;
   float limit = kNoLimit;

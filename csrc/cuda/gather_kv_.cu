@@ -1,5 +1,5 @@
-// A thread moves the same piece of every row of a path, in the order of the path: no thread touches what another does, and
-// rows that overlap need neither scratch memory nor a barrier.
+// Each thread moves the same piece of every row of a path, in the order of the path. No thread touches another's
+// pieces, so rows that overlap need neither scratch memory nor a barrier.
 #include <algorithm>
 
 #include "common/cache_path.h"
@@ -11,10 +11,10 @@ namespace specdec::cuda {
 namespace {
 
 constexpr int kThreads = 256, kBlocksAMultiprocessor = 8;
-constexpr int kWindow = 32;  // moves that a block looks up at once: a lane each
-constexpr int kHeld = 4;     // loads of a thread under way at once
+constexpr int kWindow = 32;  // moves that a block looks up at once: one per lane
+constexpr int kHeld = 4;     // loads that a thread has in flight at once
 
-// Past the multiprocessor's own cache: attention will read the rows elsewhere.
+// Bypasses the multiprocessor's own cache: attention will read the rows elsewhere.
 template <class Unit>
 __device__ __forceinline__ void move_pieces(unsigned char* piece, const CacheShape& shape, const RowMove* moves,
                                             int count) {
@@ -32,7 +32,7 @@ __device__ __forceinline__ void move_pieces(unsigned char* piece, const CacheSha
   }
 }
 
-// `blocks` blocks a sequence share the pieces of all planes; `pieces`: of a row, heads together, in the widest plane.
+// A sequence's `blocks` blocks share the pieces of all planes; `pieces`: a row's, all heads, in the widest plane.
 __global__ void __launch_bounds__(kThreads, 3)
     gather_kv_kernel(const __grid_constant__ GatherKVArgs args, unsigned blocks, unsigned pieces) {
   SPECDEC_SHARED(RowMove, moves, kWindow);

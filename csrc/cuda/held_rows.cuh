@@ -1,17 +1,17 @@
-// How the blocks that read a row together share its tiles, and rows that a cluster keeps in its shared memory: each block its
-// own tiles, brought by bulk copies. Whatever looks at such a row later finds it there (start_of in load.cuh).
+// How blocks that read a row together share its tiles; and rows that a cluster holds in shared memory, where each block
+// brings its own tiles by bulk copies. Whatever looks at such a row later finds it there (start_of in load.cuh).
 #pragma once
 #include "cuda/load.cuh"
 
 namespace specdec::SPECDEC_CUDA_ROWS {
 
-// Tiles of the part of a row that falls to each of `size` blocks: the same number for each of their warps.
+// The number of tiles of a row that each of `size` blocks gets: the same number for each of their warps.
 SPECDEC_HD int part_of(int tiles, int size, int warps) {
   const int rounds = (tiles + warps - 1) / warps;
   return (rounds + size - 1) / size * warps;
 }
 
-// f(tile) by one warp for each tile of the part of block `rank`.
+// Calls f(tile), by one warp each, for the tiles of block `rank`.
 template <class F>
 __device__ __forceinline__ void for_each_tile(int rank, int size, int tiles, F f) {
   const int part = part_of(tiles, size, num_warps()), end = min(tiles, (rank + 1) * part);
@@ -19,7 +19,7 @@ __device__ __forceinline__ void for_each_tile(int rank, int size, int tiles, F f
 }
 
 // A block's place for a row in dynamic shared memory: barriers, one for each round of its warps, then its tiles and the
-// piece that follows them, which the last of them may reach into.
+// piece after them, which the last tile may reach into.
 constexpr int kMostRounds = 16, kBarrierBytes = kMostRounds * int(sizeof(uint64_t));
 
 SPECDEC_HD int bytes_of_place(int part, DType dtype) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ uint64_t* barrier_of(const RowView& row, int round) {
   return reinterpret_cast<uint64_t*>(shared + (row.held / 128 * 128 - kBarrierBytes)) + round;
 }
 
-// Starts to bring the row to a place that begins at `place`; by one thread of each block of a cluster, before a barrier.
+// Starts to bring the row to the place at `place`; by one thread of each block of a cluster, before a barrier.
 __device__ __forceinline__ void hold(RowView& row, int place) {
   SPECDEC_DYNAMIC_SHARED(shared);
   const int part = part_of(row.tiles(), int(cluster_size()), num_warps()), rounds = part / num_warps();
@@ -52,13 +52,13 @@ __device__ __forceinline__ void hold(RowView& row, int place) {
     if (bytes > 0) bulk_copy(to + at, from + at, unsigned(bytes), barrier_of(row, round));
     at += bytes;
   }
-  // What the row has of its last piece.
+  // The part of the last piece that belongs to the row.
   if (whole_end < begin || whole_end >= end) return;
   for (int byte = max(whole_end, skipped); byte < row_end; byte += 2)
     *reinterpret_cast<uint16_t*>(to + byte) = __ldg(reinterpret_cast<const uint16_t*>(from + byte));
 }
 
-// Until this block's tile is there; nothing where the row is not held.
+// Waits until this block's tile has arrived; returns at once if the row is not held.
 __device__ __forceinline__ void wait_until_held(const RowView& row, int tile) {
   if (row.held >= 0) wait_for_phase(barrier_of(row, tile % row.part / num_warps()), 0);
 }

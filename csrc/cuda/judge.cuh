@@ -1,14 +1,14 @@
-// What becomes of one draft token, its position's laws and mixture known.
+// The verdict on one draft token, given its position's laws and mixture.
 #pragma once
 #include "cuda/rows.cuh"
 #include "cuda/verify_chain.cuh"
 
 namespace specdec::cuda {
 
-// A draft token, and what depends on no law of its position.
+// A draft token, and everything about it that depends on no law of its position.
 struct DraftToken {
   int32_t id, status_of_coin;
-  float logit, q;  // the target's, and Q of it
+  float logit, q;  // the target's logit of it, and Q of it
   double coin;
 };
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ void find_q(const VerifyChainArgs& args, const Span& 
   token.q = draft.prob(int32_t(token_at(args, span, i)));
 }
 
-// A position that one thread looks at, its laws and mixture known: what common/chain_rules.h asks of a chain there.
+// A position that one thread looks at, its laws and mixture known: its answers to common/chain_rules.h.
 class Judge {
  public:
   __device__ Judge(const Position& at, const DraftToken& token) : mixture(at.mixture), at_(at), token_(token) {}
@@ -54,7 +54,7 @@ class Judge {
   const DraftToken& token_;
 };
 
-// A row that has been read, and what is found out of its draft token; in shared memory, as its readers have few registers.
+// A row that has been read, and what is known of its draft token; in shared memory, as its readers have few registers.
 struct Trial {
   Span span;
   Reading read;
@@ -62,13 +62,13 @@ struct Trial {
   DraftToken token;
 };
 
-// The row's law, uncut, from its table; false where that takes more than one look. By a warp.
+// The law of an uncut row from its table; false if that takes more than one look. By one warp.
 inline __device__ __noinline__ bool find_law_from_table(Trial& trial) {
   float mass[kLeaves];
   return plain_law(trial.read.row, trial.read.sampling, trial.read.table, mass, &trial.at.law);
 }
 
-// By one thread, the row's law known.
+// By one thread, given the row's law.
 inline __device__ __noinline__ bool is_rejected(const VerifyChainArgs& args, int64_t b, int64_t i, Trial& trial) {
   trial.at.draft = draft_law(args, trial.span, b, i, RowLaw{});
   find_coin(args, trial.span, b, i, trial.token);
@@ -78,8 +78,8 @@ inline __device__ __noinline__ bool is_rejected(const VerifyChainArgs& args, int
   return judge_by_token(args, judge, i) != Verdict::kAccepted;
 }
 
-// Whether the draft token of a row that has been read is rejected, whatever comes before it: of uncut rows by coins, and
-// greedily. False where the row's table alone does not tell. In lane 0 of a warp; of the trial the span is known.
+// Whether the draft token of a row that was read is rejected, whatever comes before it: by coins for uncut rows, and
+// greedily. False if the row's table alone does not tell. The result is in lane 0 of a warp; the trial's span is known.
 __device__ __forceinline__ bool is_rejected(const VerifyChainArgs& args, const Mixture& mixture, int64_t b, int64_t i,
                                             float* tables, Trial& trial) {
   Reading& read = trial.read;

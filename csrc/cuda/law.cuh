@@ -1,7 +1,7 @@
-// From a row's tile table to its law. Cut-offs are found without sorting a row: a group of 128 ids is read again only if its
-// maximum can matter, and what may be kept is listed in shared memory. A list of few values is sorted, which leaves only
-// sums to be compared; one of more is narrowed first, as is a row of which too much may be kept to list it. Masses are
-// counted in fixed point, so that no order of adding matters, and by no atomics.
+// From a row's tile table to its law. Cut-offs are found without sorting a row: a group of 128 ids is read again only
+// if its maximum can matter, and the values that may be kept are listed in shared memory. A short list is sorted, after
+// which only sums need comparing; a longer one is narrowed first, and so is a row with too many such values to list.
+// Masses are counted in fixed point, so that the order of adding does not matter, and without atomics.
 #pragma once
 #include "cuda/scan.cuh"
 #include "cuda/search.cuh"
@@ -9,11 +9,11 @@
 
 namespace specdec::SPECDEC_CUDA_ROWS {
 
-constexpr int kMaxListed = 4096;  // values listed at most
-constexpr int kFew = 128;         // so many are sorted
-constexpr int kTopGroups = 512;   // top-p alone first lists what reaches the so-many-th largest group maximum
-constexpr int kWindow = 1024;     // groups of which those to be read again are found at a time
-constexpr int kAtOnce = 4;        // groups that a warp loads together; the others are asked for meanwhile
+constexpr int kMaxListed = 4096;  // values that are listed, at most
+constexpr int kFew = 128;         // up to so many are sorted
+constexpr int kTopGroups = 512;   // top-p alone first lists what reaches the group maximum of this rank
+constexpr int kWindow = 1024;     // groups searched at a time for those to be read again
+constexpr int kAtOnce = 4;        // groups that a warp loads together; the others are prefetched meanwhile
 
 // Weights (at most 1 each) as fixed-point numbers whose sum over a row fits 62 bits.
 struct FixedScale {
@@ -28,26 +28,26 @@ struct FixedScale {
   __device__ float back(Fixed sum) const { return float(double(sum) * down); }
 };
 
-// A row that a block reads, in shared memory: what all its threads know alike.
+// A row that a block reads, in shared memory: the state that all its threads share.
 struct Reading {
   RowView row;
   Sampling sampling;
   TileTable table;
-  float* list;  // kMaxListed floats of shared memory, or null where nothing is cut
+  float* list;  // kMaxListed floats of shared memory, or null if nothing is cut
   RowLaw law;
 };
 
-// ---- A row's cut-off, found by one block: what follows is called by all its threads and returns the same to all. The law has
-// the row's max and temperature and, where cut.whole, its normaliser. Out of line, as each is called from several places.
+// ---- A row's cut-off, found by one block: all its threads call what follows, and all get the same result. The law has
+// the row's max and temperature and, if cut.whole, its normaliser. Out of line, as each has several call sites.
 
-// What is looked through: group maxima, the list, or the row itself.
+// The values to search: group maxima, the list, or the row itself.
 enum class Values : int32_t { kGroups, kListed, kRow };
 
-// The values that may be kept, of which so many were found: they are listed if there is room for them.
+// Where the values that may be kept are, given their number: in the list if it has room for them.
 __device__ __forceinline__ Values found_in(int count) { return count <= kMaxListed ? Values::kListed : Values::kRow; }
 
-// f(x, tile, i) for each value of a row that falls to this thread, of the tiles with wanted(max): held_id(tile, i) is its id,
-// which may be past the row's end.
+// Calls f(x, tile, i) for this thread's values in those tiles of a row that have wanted(max): held_id(tile, i) is the
+// id, which may be past the row's end.
 template <class Wanted, class F>
 __device__ __forceinline__ void for_each_in_row(const Reading& r, Wanted wanted, F f) {
 #pragma unroll 1
@@ -62,7 +62,7 @@ __device__ __forceinline__ void for_each_in_row(const Reading& r, Wanted wanted,
   }
 }
 
-// f(x) for each value that falls to this thread: of the group maxima, of the list, or of a row's tiles with wanted(max).
+// Calls f(x) for this thread's values: of the group maxima, of the list, or of a row's tiles with wanted(max).
 template <class Wanted, class F>
 __device__ __forceinline__ void for_each(const Reading& r, Values values, Wanted wanted, F f) {
   if (values != Values::kRow) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ void for_each(const Reading& r, Values values, Wanted
   for_each_in_row(r, wanted, [&](float x, int, int) { f(x); });
 }
 
-// How a selection counts a value: as one, or by its weight in fixed point.
+// How a selection counts a value: as one, or by its fixed-point weight.
 class Measured {
  public:
   __device__ Measured(const Reading& r, bool by_weight)
@@ -87,8 +87,8 @@ class Measured {
   const float up_;
 };
 
-// Narrows a search in group maxima until not many more than the goal are found, in a row until what is left can be listed,
-// and in the list until it can be sorted.
+// Narrows a search: among group maxima until not many more than the goal are left, in a row until what is left can be
+// listed, and in the list until it can be sorted.
 inline __device__ __noinline__ void narrow_in(Reading& r, Values values, bool by_weight) {
   const auto wanted = [&](float max) { return key_of(max) >= search().range.low; };
   narrow([&](auto f) { for_each(r, values, wanted, f); }, Measured(r, by_weight),
@@ -97,8 +97,8 @@ inline __device__ __noinline__ void narrow_in(Reading& r, Values values, bool by
          });
 }
 
-// A lower bound of the n-th largest group maximum, which not many more reach: at least n ids are as large. -inf if groups
-// are fewer.
+// A lower bound of the n-th largest group maximum that not many more groups reach: at least n ids are this large. -inf
+// if there are fewer groups.
 inline __device__ __noinline__ float nth_group_maximum(Reading& r, int64_t n) {
   const int groups = r.row.tiles() * kGroups, threads = int(blockDim.x);
   float most = -INFINITY, least = INFINITY;
@@ -113,17 +113,17 @@ inline __device__ __noinline__ float nth_group_maximum(Reading& r, int64_t n) {
   else if (n <= groups)
     bound = block_reduce(least, INFINITY, Min{});
   if (bound == -INFINITY) return bound;
-  search().start(range_of(bound, r.law.max, DType::kBFloat16), Fixed(n));  // that is near enough
+  search().start(range_of(bound, r.law.max, DType::kBFloat16), Fixed(n));  // precise enough
   narrow_in(r, Values::kGroups, false);
   return search().range.lowest();
 }
 
-// The first of the four ids of a group that are the lane's: 4 (l % 8) … of run l / 8.
+// The first of the lane's four ids in a group: 4 (l % 8) … of run l / 8.
 __device__ __forceinline__ int32_t id_in_group(int group) {
   return group / kGroups * kTile + (lane_id() / 8 * 32 + group % kGroups * 4) * kRun + lane_id() % 8 * 4;
 }
 
-// Four neighbouring logits, as processors make them. Out of line, with the result in registers.
+// Four neighbouring logits, processed. Out of line, with the result in registers.
 struct Four {
   float x[4];
 };
@@ -132,7 +132,7 @@ inline __device__ __noinline__ Four processed_four(Overlaid overlay, int32_t voc
   return four;
 }
 
-// By a warp: lists what the search's range holds of every step-th of n groups, kAtOnce at most.
+// By one warp: lists the values in the search's range from every step-th of n groups, at most kAtOnce groups.
 __device__ __forceinline__ void list_groups(Reading& r, const int* groups, int step, int n) {
   const RowView row = r.row;
   const DType loaded = row.loaded();
@@ -180,7 +180,7 @@ __device__ __forceinline__ void list_groups(Reading& r, const int* groups, int s
   }
 }
 
-// Lists what the search's range holds, in no order; how many that are, listed or not.
+// Lists the values in the search's range, in no order; returns their number, listed or not.
 inline __device__ __noinline__ int make_list(Reading& r) {
   SPECDEC_SHARED(int, hot, kWindow);  // groups that are to be read
   SPECDEC_SHARED(int, num_hot, 1);
@@ -222,10 +222,10 @@ __device__ __forceinline__ int list_from(Reading& r, float bound) {
   return make_list(r);
 }
 
-// Values in descending order, with the measure of each and all before it: lane l of every warp has those from kOfLane l on.
+// Values in descending order, each with the measure up to it: lane l of every warp holds those from l * kOfLane on.
 class Sorted {
  public:
-  // Of up to kFew values in shared memory, by the block.
+  // From up to kFew values in shared memory, by one block.
   __device__ __forceinline__ Sorted(const float* values, int count, Measured measure) : count_(count), x_(sorted()) {
     for (int i = int(threadIdx.x); i < count; i += int(blockDim.x)) {
       const uint32_t mine = ordered(values[i]);
@@ -251,7 +251,7 @@ class Sorted {
 
   __device__ float operator[](int i) const { return x_[i]; }
 
-  // How many values are >= bound, and the first with which a goal is reached; the last if it never is.
+  // How many values are >= bound; and the first value (or else the last) with which a goal is reached.
   __device__ int reaching(float bound) const {
     return number([&](int i) { return index(i) < count_ && x_[index(i)] >= bound; });
   }
@@ -288,7 +288,7 @@ class Sorted {
   Fixed until_[kOfLane];
 };
 
-// Ends a search in the list.
+// Finishes a search in the list.
 inline __device__ __noinline__ float select_listed(Reading& r, bool by_weight) {
   SPECDEC_SHARED(float, few, kFew);
   SPECDEC_SHARED(int, num_few, 1);
@@ -309,8 +309,8 @@ inline __device__ __noinline__ float select_listed(Reading& r, bool by_weight) {
   return sorted[sorted.first_with(search().goal - range.above)];
 }
 
-// Of the list, or of the row from `bound` on: the largest value c such that `goal` is reached by the measure of {x >= c};
-// the lowest of any measure if it never is. A row's values take the list's place.
+// In the list, or in the row from `bound` on: the largest value c such that the measure of {x >= c} reaches `goal`; if
+// it never does, the lowest value of any measure. A search in the row replaces the list by the row's values.
 __device__ __forceinline__ float select(Reading& r, Values values, float bound, bool by_weight, Fixed goal) {
   search().start(range_of(bound, r.law.max, r.row.loaded()), goal);
   if (values == Values::kRow) {
@@ -321,7 +321,7 @@ __device__ __forceinline__ float select(Reading& r, Values values, float bound, 
   return select_listed(r, by_weight);
 }
 
-// The smallest of the values that may be kept and are >= bound, and their mass.
+// The smallest of the values >= bound that may be kept, and their mass.
 struct Kept {
   float lowest;
   Fixed mass;
@@ -340,7 +340,7 @@ inline __device__ __noinline__ Kept kept_from(const Reading& r, Values values, f
   return {from_ordered(lowest), block_reduce(mass, Fixed(0), Sum{})};
 }
 
-// What top-p has to reach of the mass that was `seen`, or of the `whole` row's, which is law.normalizer.
+// The mass that top-p has to reach: of the mass `seen`, or of the `whole` row's, which is law.normalizer.
 __device__ __forceinline__ Fixed goal_of(const Reading& r, bool whole, Fixed seen) {
   const double total = whole ? double(r.law.normalizer) / FixedScale(r.row.vocab).down : double(seen);
   return Fixed(ceil(double(r.sampling.top_p) * total));
@@ -354,8 +354,8 @@ struct FoundCut {
 __device__ __forceinline__ float likely_of(const Reading& r) { return likely_from(r.sampling, r.law.max); }
 __device__ __forceinline__ float floor_of(const Reading& r) { return cut_from(r.sampling, r.law.max); }
 
-// The cut among the values from listed_from on, of which kFew at most are listed: sorted, they tell all at once. No
-// normaliser if top-p's mass lies deeper.
+// The cut if at most kFew values, those from listed_from on, are listed: once sorted, they tell everything. The
+// normaliser is 0 if top-p's mass lies deeper.
 inline __device__ __noinline__ FoundCut cut_few(const Reading& r, float listed_from) {
   const Cut cut = cut_of(r.sampling, r.row.vocab);
   const Sorted sorted(r.list, search().count, Measured(r, true));
@@ -371,13 +371,13 @@ inline __device__ __noinline__ FoundCut cut_few(const Reading& r, float listed_f
   return {sorted[kept - 1], FixedScale(r.row.vocab).back(sorted.measure_of(kept))};
 }
 
-// The same of any number, listed if there is room for them.
+// The same for any number of values, listed if there is room for them.
 inline __device__ __noinline__ FoundCut cut_many(Reading& r, float listed_from) {
   const Cut cut = cut_of(r.sampling, r.row.vocab);
   Values found = found_in(search().count);
   float floor = floor_of(r);
   if (cut.top_k > 0) {
-    if (search().count >= cut.top_k)  // else fewer are possible
+    if (search().count >= cut.top_k)  // else fewer ids are possible
       floor = fmaxf(floor, select(r, found, listed_from, false, Fixed(cut.top_k)));
     if (found == Values::kRow) found = found_in(list_from(r, floor));
   }
@@ -387,7 +387,7 @@ inline __device__ __noinline__ FoundCut cut_many(Reading& r, float listed_from) 
     float bound = seen.lowest;
     if (cut.whole && seen.mass < goal && listed_from > -INFINITY) {  // the mass lies deeper than what was listed
       found = Values::kRow;
-      // All that is below weighs an eighth of what may be cut at most.
+      // All that lies below weighs at most an eighth of what may be cut.
       const float rest = (1 - r.sampling.top_p) * r.law.normalizer / (8.0f * float(r.row.vocab));
       bound = r.law.weights ? r.law.max * rest : r.law.max + logf(rest) * r.sampling.temperature;
     }
@@ -431,7 +431,7 @@ __device__ __forceinline__ int32_t find_argmax(const RowView& row, const TileTab
   return block_reduce(id, row.vocab, Min{});
 }
 
-// The sum of a row of weights whose law has its max: makes table.mass relative to that. Out of line, as it is rare.
+// The sum of a row of weights whose law has its max; makes table.mass relative to it. Out of line, as it is rare.
 inline __device__ __noinline__ void sum_weights(Reading& r) {
   const int tiles = r.row.tiles();
   const auto sum = [&](auto f) {
@@ -449,8 +449,8 @@ inline __device__ __noinline__ void sum_weights(Reading& r) {
   sum([&](float total) { r.law.normalizer = total; });
 }
 
-// Finds the law of a row that has been scanned, by one block. Makes table.mass relative to the row's maximum where the
-// whole row's mass is needed.
+// Finds the law of a scanned row, by one block. If the whole row's mass is needed, makes table.mass relative to the
+// row's maximum.
 __device__ __forceinline__ void find_law(Reading& reading, bool need_argmax) {
   const TileTable& table = reading.table;
   const int tiles = reading.row.tiles();
@@ -506,9 +506,9 @@ __device__ __forceinline__ void find_law(Reading& reading, bool need_argmax) {
   });
 }
 
-// The same, and the same numbers, by one warp, without a barrier: of an uncut row of few tiles, each lane with neighbouring ones,
-// of which no argmax is needed. In lane 0, with the lane's masses relative to the row's maximum; false where it is another row,
-// or not all of its mass is finite.
+// The same law with the same numbers, by one warp and without a barrier, for an uncut row of few tiles whose argmax is
+// not needed; each lane has neighbouring tiles. The law is in lane 0; the lanes' masses become relative to the row's
+// maximum. False for any other row, or if not all of the row's mass is finite.
 __device__ __forceinline__ bool plain_law(const RowView& row, const Sampling& sampling, const TileTable& table,
                                           float (&mass)[kLeaves], RowLaw* law) {
   const int tiles = row.tiles();
@@ -537,7 +537,7 @@ __device__ __forceinline__ bool plain_law(const RowView& row, const Sampling& sa
   return true;
 }
 
-// That of a reading, whose table's masses it makes relative.
+// The plain law of a reading; makes its table's masses relative.
 __device__ __forceinline__ bool find_plain_law(Reading& reading) {
   float mass[kLeaves];
   if (!plain_law(reading.row, reading.sampling, reading.table, mass, &reading.law)) return false;
@@ -554,7 +554,7 @@ struct RawMoments {
   float normalizer, entropy;
 };
 
-// From the tiles of a row whose law was found, by one warp.
+// From the tiles of a row whose law has been found, by one warp.
 __device__ __forceinline__ RawMoments raw_moments(const Reading& reading) {
   const float max = reading.law.max;
   if (isinf(max)) return {1.0f, 0.0f};

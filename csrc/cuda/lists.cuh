@@ -1,4 +1,4 @@
-// Lists of ids that ascend, as processors have them.
+// Ascending lists of ids, as processors have them.
 #pragma once
 #include "common/processors.h"
 #include "cuda/warp.cuh"

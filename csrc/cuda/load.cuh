@@ -1,8 +1,8 @@
 // Rows of logits in tiles of 1024 ids. A warp works on a tile: each lane holds 32 ids of it, the same ones for every dtype
 // and alignment, so that sums over a tile always add in the same order.
 //
-// Wherever a row starts it is read by aligned pieces of 16 bytes, which are shifted where they do not start with one of a
-// lane's values. Before the row's start no more is read than the rest of its first piece; nothing is read beyond its end.
+// Wherever a row starts, it is read in aligned pieces of 16 bytes, shifted if they do not start with one of a lane's
+// values. Before the row's start at most the rest of its first piece is read; nothing is read beyond its end.
 #pragma once
 #include "common/law.h"
 #include "cuda/overlay.cuh"
@@ -11,23 +11,23 @@
 namespace specdec::SPECDEC_CUDA_ROWS {
 
 constexpr int kRuns = 4, kRun = 8, kHeld = kRuns * kRun;  // a lane's ids: run j is 8 ids from (j * 32 + lane) * 8
-constexpr int kGroups = 8;                                // of a tile: four neighbouring lanes' ids, 128 each
+constexpr int kGroups = 8;                                // per tile: the ids of four neighbouring lanes, 128 each
 static_assert(kHeld * 32 == kTile);
 
 struct RowView {
   const char* data = nullptr;
   DType dtype = DType::kFloat32;
   int32_t vocab = 0;
-  // Where a cluster has the row in its shared memory: block r the tiles from r * part on, at this many bytes of its dynamic
-  // shared memory. -1: nowhere.
+  // Where a cluster holds the row in its shared memory: block r has the tiles from r * part on, at this many bytes of
+  // its dynamic shared memory. -1: nowhere.
   int32_t held = -1, part = 0;
 #ifdef SPECDEC_PROCESSED
   Overlaid over{};
 #endif
   __host__ __device__ int tiles() const { return tiles_of(vocab); }
-  // Of its values as they are loaded: what processors make is float32.
+  // The dtype of its values once loaded: processors give float32.
   __device__ DType loaded() const { return overlay() ? DType::kFloat32 : dtype; }
-  // What processors make of it. (No empty member for rows of which they make nothing: structs would be copied otherwise.)
+  // What processors do to it. (No empty member if they do nothing: structs would otherwise be copied.)
 #ifdef SPECDEC_PROCESSED
   __device__ Overlaid overlay() const { return over; }
   __device__ void lay_over(int64_t i) { over = overlaid(i); }
@@ -44,12 +44,12 @@ SPECDEC_HD RowView row_view(const Rows& rows, int64_t b, int64_t i) {
           rows.dtype, rows.vocab};
 }
 
-// The id that the k-th of a lane's held values belongs to.
+// The id of the k-th value that a lane holds.
 __device__ __forceinline__ int32_t held_id(int tile, int k) {
   return tile * kTile + (k / kRun * 32 + lane_id()) * kRun + k % kRun;
 }
 
-// Where the row would start if all of it lay where the tile does.
+// Where the row would start if all of it lay with this tile.
 __device__ __forceinline__ const char* start_of(const RowView& row, int tile) {
   if (row.held < 0) return row.data;
   SPECDEC_DYNAMIC_SHARED(shared);
@@ -66,7 +66,7 @@ __device__ __forceinline__ T load_from(const T* address) {
     return __ldg(address);
 }
 
-// As the model gave it.
+// The logit as the model gave it.
 __device__ __forceinline__ float model_logit_at(const RowView& row, int32_t id) {
   const char* const start = start_of(row, id / kTile);
   if (row.dtype == DType::kFloat32) return load_anywhere(reinterpret_cast<const float*>(start) + id);
@@ -83,7 +83,7 @@ __device__ __forceinline__ float logit_at(const RowView& row, int32_t id) {
   return row.overlay() ? processed_logit(row.overlay(), id, x) : x;
 }
 
-// Values from words as they are in memory: in half precision two a word.
+// Values from words as they are in memory: two per word in half precision.
 template <int kValues>
 __device__ __forceinline__ void unpack(const uint32_t* words, DType dtype, float* x) {
   if (dtype == DType::kFloat32) {
@@ -98,17 +98,17 @@ __device__ __forceinline__ void unpack(const uint32_t* words, DType dtype, float
   }
 }
 
-// A row of values of kSize bytes, in pieces. It starts with one of them unless kShifted; it is in device memory unless
-// kAnywhere.
+// A row of values of kSize bytes, in pieces. It starts at the start of a piece unless kShifted; it is in device memory
+// unless kAnywhere.
 template <int kSize, bool kShifted = true, bool kAnywhere = false>
 class Pieces {
  public:
-  static constexpr int kBytes = kSize;  // of a value
+  static constexpr int kBytes = kSize;  // per value
 
  private:
-  static constexpr int kEach = 16 / kSize;         // values of a piece
-  static constexpr int kOfRun = kRun / kEach;      // pieces as long as a run
-  static constexpr int kWords = kRun * kSize / 4;  // of a run
+  static constexpr int kEach = 16 / kSize;         // values per piece
+  static constexpr int kOfRun = kRun / kEach;      // pieces as long as one run
+  static constexpr int kWords = kRun * kSize / 4;  // words per run
 
  public:
   // `start`: see start_of.
@@ -126,20 +126,20 @@ class Pieces {
     for (int p = 0; p < kCount * kOfRun; ++p) load_piece(first + p / kOfRun * 32 * kOfRun + p % kOfRun, words + p * 4);
   }
 
-  // Loads kCount runs of the lane's from run j of a tile, wherever they are; `infinity` is put beyond the row.
+  // Loads kCount of the lane's runs from run j of a tile on, wherever they are; puts `infinity` beyond the row.
   template <int kCount>
   __device__ __forceinline__ void load(int tile, int j, uint32_t infinity, uint32_t* words) const {
-    constexpr int kPieces = kOfRun + (kShifted ? 1 : 0);    // that a run may have a part in
-    const int first = (tile * kRuns + j) * 32 + lane_id();  // run of the row
+    constexpr int kPieces = kOfRun + (kShifted ? 1 : 0);    // that may hold a part of a run
+    const int first = (tile * kRuns + j) * 32 + lane_id();  // the run's number in the row
     const uint4* const mine = pieces_ + int64_t(first) * kOfRun;
-    const int full = int(end_ / kEach) - first * kOfRun;  // pieces from the lane's first on
+    const int full = int(end_ / kEach) - first * kOfRun;  // whole pieces from the lane's first on
     uint32_t raw[kCount * kPieces * 4] = {};
 #pragma unroll
     for (int p = 0; p < kCount * kPieces; ++p) {
       const int piece = p / kPieces * 32 * kOfRun + p % kPieces;
       if (piece < full) load_piece(mine + piece, raw + p * 4);
     }
-    const int until = first / 32 * 32 * kRun + (kCount * 32 + 1) * kRun;  // with a run that the shift may reach into
+    const int until = first / 32 * 32 * kRun + (kCount * 32 + 1) * kRun;  // including a run the shift may reach into
     const bool whole = until <= int(end_ - offset_);
     if (!whole) {
       uint32_t last[4];
@@ -189,7 +189,7 @@ class Pieces {
     words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
   }
 
-  // What the row has of its last piece, where that is not all.
+  // The part of its last piece that belongs to the row, if that is not all of it.
   __device__ __forceinline__ void load_last(uint32_t (&words)[4]) const {
     const uint4* const at = pieces_ + end_ / kEach;
     const int left = int(end_ % kEach);
@@ -206,7 +206,7 @@ class Pieces {
     }
   }
 
-  // Takes each run from where it begins in its pieces: kFirst words after their start, and half a word where offset_ is odd.
+  // Takes each run from where it begins in its pieces: kFirst words in, plus half a word if offset_ is odd.
   template <int kCount, int kFirst>
   __device__ __forceinline__ void shift(const uint32_t* raw, uint32_t* words) const {
 #pragma unroll
@@ -217,7 +217,7 @@ class Pieces {
   }
 
   const uint4* pieces_;
-  unsigned offset_, end_;  // in values from the start of the first piece: of the row's first, and beyond its last
+  unsigned offset_, end_;  // in values from the start of the first piece: the row's first, and one past its last
 };
 
 __device__ __forceinline__ uint32_t negative_infinity(DType dtype) {
@@ -226,7 +226,7 @@ __device__ __forceinline__ uint32_t negative_infinity(DType dtype) {
 
 __device__ __forceinline__ bool aligned(const RowView& row) { return reinterpret_cast<uintptr_t>(row.data) % 16 == 0; }
 
-// A lane's first piece of a tile of an aligned row, from run j on; the next tile's is tile_pieces further.
+// A lane's first piece of a tile of an aligned row, from run j on; the next tile's is tile_pieces further on.
 SPECDEC_HD int tile_pieces(DType dtype) { return kTile * size_of(dtype) / 16; }
 __device__ __forceinline__ const uint4* lane_pieces(const char* start, DType dtype, int tile, int j = 0) {
   return reinterpret_cast<const uint4*>(start) + tile * tile_pieces(dtype) +
@@ -245,7 +245,7 @@ __device__ __forceinline__ void load_whole(const uint4* first, DType dtype, uint
     Pieces<2, true, kAnywhere>::template load_whole<kCount>(first, words);
 }
 
-// Whether a row's runs lie all within it or all beyond its end, and start where 16 bytes do.
+// Whether each run of a row lies entirely within it or entirely beyond its end, and starts at a multiple of 16 bytes.
 __device__ __forceinline__ bool in_whole_runs(const RowView& row) { return aligned(row) && row.vocab % kRun == 0; }
 
 // Loads kCount of a lane's runs of any tile of such a row, which starts at `start`; -inf beyond it.
@@ -266,8 +266,8 @@ __device__ __forceinline__ void load_runs(const RowView& row, const char* start,
     load(Pieces<2, true, kAnywhere>(start, row.vocab));
 }
 
-// The same of any tile, of any row if kShifted; -inf beyond the row. NaN stays NaN. kSteps: the more, the fewer loads are
-// in flight at once and the fewer registers it takes.
+// The same for any tile and, if kShifted, any row; -inf beyond the row. NaN stays NaN. With more kSteps fewer loads are
+// in flight at once and fewer registers are used.
 template <bool kShifted = true, int kSteps = 1, bool kAnywhere = false>
 __device__ __forceinline__ void load_any(const RowView& row, int tile, uint32_t (&words)[kHeld]) {
   const uint32_t infinity = negative_infinity(row.dtype);
@@ -312,7 +312,7 @@ __device__ __forceinline__ bool is_whole(const RowView& row, int tile) {
   return aligned(row) && unsigned(tile) < unsigned(row.vocab) / kTile;
 }
 
-// Asks for a lane's runs of a tile from run j.
+// Prefetches a lane's runs of a tile from run j on.
 __device__ __forceinline__ void prefetch_tile(const RowView& row, int tile, int j = 0) {
 #pragma unroll
   for (; j < kRuns; ++j) {
@@ -325,8 +325,8 @@ struct Run {
   float x[kRun];
 };
 
-// One run as values, as the model gave it. Out of line, with the result in registers: for each dtype and alignment there is
-// much to do.
+// One run as values, as the model gave them. Out of line, with the result in registers: it has a branch for each dtype
+// and alignment.
 inline __device__ __noinline__ Run load_run_of_model(RowView row, int tile, int j) {
   const char* const start = start_of(row, tile);
   uint32_t words[kRun];
@@ -341,7 +341,7 @@ inline __device__ __noinline__ Run load_run_of_model(RowView row, int tile, int 
   return run;
 }
 
-// One as processors make it, and how far they have come.
+// A run as processors make it, and how far they have got in their lists.
 struct ProcessedRun {
   Run run;
   Cursors cursors;
@@ -352,7 +352,7 @@ inline __device__ __noinline__ ProcessedRun processed_run(Overlaid overlay, int3
   return of;
 }
 
-// One run as values, by a whole warp.
+// One run as processed values, by a whole warp.
 __device__ __forceinline__ Run load_run(const RowView& row, int tile, int j) {
   const Run run = load_run_of_model(row, tile, j);
   return row.overlay() ? processed_run(row.overlay(), row.vocab, held_id(tile, j * kRun), {run, {}}).run : run;

@@ -5,8 +5,8 @@
 namespace specdec::cuda {
 namespace {
 
-// A thread has whole pieces of 16 bytes to itself, and no two threads look at the same byte: what is loaded here is written
-// here, so without __ldg. What follows in the stream reads the rows: it waits for the end.
+// Each thread has whole pieces of 16 bytes to itself, and no two threads look at the same byte. No __ldg, since what is
+// loaded here is also written here. Whatever follows in the stream reads the rows, so it waits for the end.
 template <DType kType>
 __global__ void __launch_bounds__(kRowThreads)
     mask_kernel(const __grid_constant__ RowSet set, int64_t chunks, const RowLaw* laws, int32_t* status) {

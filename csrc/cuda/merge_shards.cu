@@ -6,7 +6,7 @@
 namespace specdec::cuda {
 namespace {
 
-// A warp a row.
+// One warp per row.
 __global__ void __launch_bounds__(32) merge_shards_kernel(const __grid_constant__ MergeShardsArgs args) {
   const int64_t index = blockIdx.x;
   const float* const maxima = args.tile_max + index * args.tiles;

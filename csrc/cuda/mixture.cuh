@@ -1,30 +1,30 @@
-// The law that a target law makes of P and Q at a position: begun from the raw rows, and ended by a measure of both rows
-// where that decides.
+// The law that a target law derives from P and Q at a position: begun from the raw rows and, if they do not decide it,
+// completed by a measure of both rows.
 #pragma once
 #include "cuda/draw.cuh"
 
 namespace specdec::SPECDEC_CUDA_ROWS {
 
-// What a cascade looks at in a row that was scanned with its raw sums and whose law was found; by one warp.
+// What a cascade looks at in a row that was scanned with raw sums and whose law has been found; by one warp.
 __device__ __forceinline__ RawRow raw_row(const Reading& reading) {
   const RawMoments raw = raw_moments(reading);
   return {reading.law.max, 1.0f / raw.normalizer, raw.entropy, reading.law.argmax};
 }
 
-// How far a position's mixture has come, in shared memory.
+// A position's mixture so far, in shared memory.
 struct Mixing {
   RawRow target, draft;
   Measure measure;  // what is still to be summed
 };
 
-// Begins the mixture of the position whose P and Q are known; by one thread, and out of line for the registers.
+// Begins the mixture of a position with known P and Q; by one thread, and out of line to save registers.
 inline __device__ __noinline__ void begin(const TargetLaw& law, Mixing& mixing, Position& at) {
   float surprise_q = 0.0f;
   if (law.kind == LawKind::kBiLD && law.variant)
     surprise_q = surprise(mixing.target, logit_at(at.row, mixing.draft.argmax), mixing.draft.argmax);
   at.mixture = begin_mixture(law, mixing.target, mixing.draft, surprise_q, &mixing.measure);
   at.draft_decides = draft_decides(law.kind);
-  if (!at.subtracts()) mixing.measure = Measure::kNothing;  // of a point only the direction of what is left counts
+  if (!at.subtracts()) mixing.measure = Measure::kNothing;  // for a point only the remainder's direction counts
 }
 
 // P of an id in a raw row, given its logit.
@@ -34,7 +34,7 @@ __device__ __forceinline__ float raw_prob(const RawRow& row, float x, int32_t id
   return exponent >= kSmallestExponent ? fast_exp2(exponent * kLog2E) * row.max_prob : 0.0f;
 }
 
-// A measure of the lane's ids of run j of a tile; of a lossy law the sum of (scale P - Q)+.
+// A measure of the lane's ids of run j of a tile; for a lossy law the sum of (scale P - Q)+.
 __device__ __forceinline__ float measure_run(const Position& at, const Mixing& mixing, int tile, int j) {
   const Run x = load_run(at.row, tile, j);
   float sum = 0.0f;
@@ -60,7 +60,7 @@ __device__ __forceinline__ float measure_run(const Position& at, const Mixing& m
   return sum;
 }
 
-// The measures of a position's tiles, this block's share of them, as masses_of.
+// The measures of a position's tiles: this block's share, as in masses_of.
 template <bool kClustered = false>
 __device__ __noinline__ void measures_of(const Position& at, const Mixing& mixing, float* sums, int rank, int size) {
   for_each_tile(rank, size, at.row.tiles(), [&](int tile) {
@@ -72,7 +72,7 @@ __device__ __noinline__ void measures_of(const Position& at, const Mixing& mixin
   });
 }
 
-// Ends the mixture with the measure's sum, by a block.
+// Completes the mixture with the measure's sum, by one block.
 __device__ __forceinline__ void end(const TargetLaw& law, Mixing& mixing, float sum, Position& at) {
   by_one([&] {
     end_mixture(law, mixing.target, mixing.draft, mixing.measure, sum, at.mixture);
@@ -80,7 +80,7 @@ __device__ __forceinline__ void end(const TargetLaw& law, Mixing& mixing, float 
   });
 }
 
-// Takes the measure that the mixture still needs, by a team.
+// Sums the measure that the mixture still needs and completes it, by a team.
 template <bool kClustered>
 __device__ __noinline__ void end_mixing(const TargetLaw& law, Mixing& mixing, Position& at, float* sums) {
   const bool solves = mixing.measure == Measure::kLossyScale;

@@ -1,4 +1,4 @@
-// The CUDA kernels: one function an op, each in the file of its name. They enqueue work on the stream and return.
+// The CUDA kernels: one function per op, each in the file of its name. They enqueue work on the stream and return.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -11,7 +11,7 @@ namespace specdec::cuda {
 
 struct Launch {
   cudaStream_t stream;
-  // Device memory of at least so many bytes, 256-byte aligned, not initialised, valid until the work enqueued is done.
+  // Device memory of at least so many bytes, 256-byte aligned, uninitialised, valid until the enqueued work is done.
   std::function<void*(int64_t bytes)> scratch;
 };
 
@@ -19,7 +19,7 @@ struct Launch {
 SPECDEC_OPS(OP)
 #undef OP
 
-// The same for csrc/bind_ops.h, which does not know of which device they are.
+// The same for csrc/bind_ops.h, which does not know the device.
 struct OpKernels {
 #define OP(Name, op) static constexpr auto op = cuda::op;
   SPECDEC_OPS(OP)

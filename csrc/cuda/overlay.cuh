@@ -1,5 +1,5 @@
-// Logits processors, applied wherever a row of the target's logits is loaded. Kernels of rows that they change are the same
-// files compiled once more (processed_*.cu), in a namespace of their own: those of other rows hold nothing of this.
+// Logits processors, applied wherever a row of the target's logits is loaded. Kernels for processed rows are the same
+// files compiled again (processed_*.cu) in their own namespace; kernels for other rows contain none of this.
 #pragma once
 #include "cuda/lists.cuh"
 #include "cuda/ops.h"
@@ -30,13 +30,13 @@ namespace specdec::SPECDEC_CUDA_ROWS {
 constexpr bool kProcessed = true;
 
 using Overlaid = OverlaidRow;
-// That of the one sequence whose rows a block reads.
+// The overlay of the one sequence whose rows a block reads.
 __device__ __forceinline__ Overlay& overlay_of_block() {
   SPECDEC_SHARED(Overlay, one, 1);
   return one[0];
 }
 
-// Finds it, by the block; `first`: the sequence's first row among all.
+// Finds the overlay, by one block; `first`: the number of the sequence's first row among all.
 inline __device__ __noinline__ void find_overlay(const ProcessorArgs& all, int64_t b, int64_t first, Drafted drafted) {
   const Overlay found = overlay_of(all, b, first, drafted, [](const int32_t* ids, int32_t n) {
     return block_ascends(n, [ids](int32_t i) { return __ldg(ids + i); });
@@ -59,15 +59,15 @@ template <class... Given>
 __device__ __forceinline__ void find_overlay(const Given&...) {}
 #endif
 
-// How a warp goes through a list in the order of ids: 32 entries at a time, one a lane.
+// How a warp goes through a list in the order of ids: 32 entries at a time, one per lane.
 template <class Value>
 struct Cursor {
-  int32_t first = -1;  // of them; -1: not begun
-  int32_t id = 0;      // this lane's, and what the list has of it
+  int32_t first = -1;  // the first of the 32 entries; -1: not begun
+  int32_t id = 0;      // this lane's id, and its value in the list
   Value value{};
 
-  // f(entry, id, value) of the entries whose ids are from `begin` on, below `end`, all lanes alike; no less than those
-  // before.
+  // Calls f(entry, id, value), in all lanes alike, for the entries with begin <= id < end. Calls must come with
+  // ascending ids.
   template <class F>
   __device__ __forceinline__ void for_each(const int32_t* ids, const Value* values, int32_t num_ids, int32_t begin,
                                            int32_t end, F f) {
@@ -91,7 +91,7 @@ struct Cursor {
     id = there ? __ldg(ids + mine) : INT32_MAX;
     value = there ? __ldg(values + mine) : Value{};
   }
-  // An entry from which on the first id that is `least` or more is among 32, or is the next.
+  // An entry such that the first id that is `least` or more is among the 32 from there on, or comes next.
   __device__ __forceinline__ static int32_t seek(const int32_t* ids, int32_t num_ids, int32_t least) {
     int32_t from = 0;
     for (int32_t n = num_ids; n > 32;) {
@@ -110,8 +110,8 @@ struct Cursors {
   Cursor<int32_t> counts;
 };
 
-// The kNum ids of this thread from `first` on, which are of one byte of a mask and have the model's logits x, as processors
-// make them. With cursors: those of all lanes are neighbours, and all lanes come.
+// Applies processors to this thread's kNum ids from `first` on, which lie in one byte of a mask and have the model's
+// logits x. With cursors, the ids of all lanes are neighbours and all lanes take part.
 template <int kNum>
 __device__ __forceinline__ void process(const OverlaidRow& row, int32_t vocab, int32_t first, float (&x)[kNum],
                                         Cursors* cursors) {
@@ -152,7 +152,7 @@ __device__ __forceinline__ void process(const OverlaidRow& row, int32_t vocab, i
   each(all.count_ids, all.counts, all.num_counts, &Cursors::counts, [&](int32_t, int32_t id, int32_t known) {
     change(id, [&](float one) { return all.penalised(one, known, drafted.count(id)); });
   });
-  // Those that are drafted alone, each once.
+  // Ids that are only drafted, each once.
   int32_t seen = 0;
   drafted.for_each([&](int64_t token) {
     const int32_t id = int32_t(token), at = seen++;

@@ -1,4 +1,4 @@
-// What the kernels need beyond plain C++, spelt once for nvcc; csrc/emulator spells the same for a C++ compiler.
+// What the kernels need beyond plain C++, as spelt for nvcc; csrc/emulator spells the same for a C++ compiler.
 #pragma once
 #ifdef SPECDEC_EMULATOR
 #include "emulator/cuda.h"
@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <utility>
 
-// A static array in shared memory, of a trivially copyable type and not initialised; the launch's dynamic shared memory.
+// A static array in shared memory, uninitialised and of a trivially copyable type; the launch's dynamic shared memory.
 #define SPECDEC_SHARED(type, name, count)                                      \
   __shared__ __align__(16) unsigned char name##_bytes[sizeof(type) * (count)]; \
   type* const name = reinterpret_cast<type*>(name##_bytes)
@@ -22,16 +22,16 @@ struct Shape {
   dim3 grid, block;
   size_t shared = 0;         // bytes of dynamic shared memory
   unsigned cluster = 1;      // blocks of a cluster, along x
-  bool overlapping = false;  // may start before the previous kernel of the stream has ended: see wait_for_previous
-  bool overlapped = false;   // or the next one before this one has
+  bool overlapping = false;  // may start before the stream's previous kernel has ended: see wait_for_previous
+  bool overlapped = false;   // the next kernel may start before this one has ended
 };
 
-// Prepares the current device for a kernel's launches, once: what several threads ask of it at a time must not differ from
-// call to call. See strategy.cu.
+// Prepares the current device for a kernel's launches, once: the settings that several threads ask for must not differ
+// from call to call. See strategy.cu.
 cudaError_t prepare_kernel(const void* kernel, bool overlaps);
 
-// Kernel launch; returns the launch's error. More than 48 KB of shared memory a block, static and dynamic together, must be
-// asked for, and a kernel's static memory is not known here.
+// Kernel launch; returns the launch's error. More than 48 KB of shared memory per block, static and dynamic together,
+// must be requested, and a kernel's static memory is not known here.
 template <class... Parameters, class... Arguments>
 cudaError_t launch_kernel(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stream,
                           Arguments&&... arguments) {
@@ -59,14 +59,14 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const Shape& shape, cud
 }
 
 #ifdef __CUDACC__
-// Blocks until what the previous kernel of the stream wrote can be read.
+// Blocks until what the stream's previous kernel wrote can be read.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
 }
 
-// Lets the next kernel of the stream start, up to its wait_for_previous.
+// Lets the stream's next kernel start and run up to its wait_for_previous.
 __device__ __forceinline__ void allow_next() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
@@ -80,12 +80,12 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
-// Asks for the line of device memory at an address of it, and waits for nothing.
+// Prefetches the line of device memory at an address, without waiting.
 __device__ __forceinline__ void prefetch(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)));
 }
 
-// The larger one, or NaN if one is NaN; +0 is larger than -0. Of two floats, and of both halves of two words.
+// The larger one, or NaN if either is NaN; +0 is larger than -0. For two floats, and for both halves of two words.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float y;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
@@ -109,7 +109,7 @@ __device__ __forceinline__ float half_bits_to_float(unsigned short bits) {
   return value;
 }
 
-// The cluster that the block belongs to; of one block where the launch asked for none.
+// The cluster that the block belongs to; a cluster of one block if the launch asked for none.
 __device__ __forceinline__ unsigned cluster_rank() {
 #if __CUDA_ARCH__ >= 900
   unsigned rank;
@@ -151,9 +151,9 @@ __device__ __forceinline__ T* in_cluster_block(T* address, unsigned rank) {
 #endif
 }
 
-// ---- Bulk copies and the barriers in shared memory that tell of their end: compute capability 9.0 and later.
+// ---- Bulk copies, and the barriers in shared memory that signal their end: compute capability 9.0 and later.
 
-// A barrier whose phases end when `arrivals` threads have come and all bytes that they announced have landed.
+// A barrier whose phase ends when `arrivals` threads have arrived and all bytes that they announced have landed.
 __device__ __forceinline__ void init_mbarrier(uint64_t* barrier, unsigned arrivals) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(unsigned(__cvta_generic_to_shared(barrier))),
@@ -162,7 +162,7 @@ __device__ __forceinline__ void init_mbarrier(uint64_t* barrier, unsigned arriva
 #endif
 }
 
-// After init_mbarrier, by the same thread: copies may use them.
+// After init_mbarrier, by the same thread: makes the barriers usable by copies.
 __device__ __forceinline__ void publish_mbarriers() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -189,7 +189,7 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, unsigned b
 #endif
 }
 
-// Blocks until the barrier's phase of this parity (0 for the first) has ended; what has landed can be read then.
+// Blocks until the barrier's phase of this parity (0 for the first) has ended; then what has landed can be read.
 __device__ __forceinline__ void wait_for_phase(uint64_t* barrier, unsigned parity) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
@@ -201,7 +201,7 @@ __device__ __forceinline__ void wait_for_phase(uint64_t* barrier, unsigned parit
 #endif
 }
 
-// A word in device memory that other blocks may be changing, by atomics. It says nothing of what else they wrote.
+// A word in device memory that other blocks may be changing by atomics. It tells nothing about their other writes.
 __device__ __forceinline__ unsigned load_now(const unsigned* address) {
   unsigned found;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(__cvta_generic_to_global(address)) : "memory");
@@ -209,13 +209,13 @@ __device__ __forceinline__ unsigned load_now(const unsigned* address) {
 }
 
 // Blocks until all these bits of a word in device memory are set. What their setters wrote before a fence can be read
-// after one. Setters must be sure to run: they have started already, or wait for nothing.
+// after one. Setters must be certain to run: they have already started, or wait for nothing.
 __device__ __forceinline__ void wait_for_bits(unsigned* flags, unsigned bits) {
   while ((load_now(flags) & bits) != bits) {
   }
 }
 
-// Of memory of any kind, where __ldg is for what no kernel writes in device memory.
+// Loads from memory of any kind, whereas __ldg is for device memory that no kernel writes.
 template <class T>
 __device__ __forceinline__ T load_anywhere(const T* address) {
   return *address;

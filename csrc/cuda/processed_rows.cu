@@ -8,7 +8,7 @@
 namespace specdec::SPECDEC_CUDA_ROWS {
 namespace {
 
-// A block for a chunk of a row.
+// One block per chunk of a row.
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     scan_processed_kernel(const __grid_constant__ RowSet set, int64_t chunks) {
   allow_next();

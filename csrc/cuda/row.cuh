@@ -1,4 +1,4 @@
-// What a row's law makes of its logits.
+// From a row's logits to its law's weights and probabilities.
 #pragma once
 #include "cuda/load.cuh"
 
@@ -15,7 +15,7 @@ __device__ __forceinline__ float weight_of(float x, const RowLaw& law) {
   return weight_of(x, law.max, law.cutoff, law.inverse_temperature);
 }
 
-// The same times a number, its law held in registers: from shared memory the compiler would take it anew for every id.
+// The same times a number, with the law in registers: from shared memory the compiler would reload it for every id.
 struct Weight {
   float max, cutoff, inverse_temperature, times;
   __device__ Weight(const RowLaw& law, float times)
@@ -25,7 +25,7 @@ struct Weight {
   }
 };
 
-// The same of a row that may hold weights. Loops over whole rows look at law.weights once, outside.
+// The same for a row that may hold weights. Loops over whole rows check law.weights once, outside.
 __device__ __forceinline__ float weight_itself(float x, const RowLaw& law) {
   return x >= law.cutoff ? fmaxf(x, 0.0f) * law.inverse_temperature : 0.0f;
 }

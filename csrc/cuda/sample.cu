@@ -4,9 +4,9 @@
 namespace specdec::SPECDEC_CUDA_ROWS {
 namespace {
 
-constexpr int kMaxDrawn = kMaxListed / 2;  // noisy keys in the list's place: ties with the last one drawn included
+constexpr int kMaxDrawn = kMaxListed / 2;  // noisy keys in the list's place, including ties with the last one drawn
 
-// What the split noise pass hands over, a row each: see noise_kernel.
+// What the split noise pass gets, one entry per row: see noise_kernel.
 struct NoiseState {
   RowLaw* laws;
   Fixed* best;
@@ -20,11 +20,11 @@ __device__ void write_drawn(const SampleArgs& args, const RowView& row, const Ro
   args.log_prob[place] = id < 0 ? -INFINITY : log_prob_of(law, logit_at(row, id));
 }
 
-// One id by a uniform; in every thread.
+// One id by a uniform; the same in every thread.
 __device__ int32_t draw_by_uniform(const Reading& read, double uniform) {
   SPECDEC_SHARED(Position, from, 1);
   by_one([&] { from[0] = {read.row, read.law, cut_of(read.sampling, read.row.vocab).any}; });
-  if (from[0].cut) {  // then the table has no masses yet
+  if (from[0].cut) {  // if so, the table has no masses yet
     masses_of(from[0], read.table, read.table.mass, 0, 1);
   }
   return draw_id(from[0], read.table.mass, uniform);
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     write_drawn(args, read.row, read.law, index, i, -1);
 }
 
-// Noise on split rows; the last block to arrive at a row writes its draw.
+// Adds noise to split rows; the last block to arrive at a row writes its draw.
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     noise_kernel(const __grid_constant__ RowSet set, const __grid_constant__ SampleArgs args, int64_t chunks,
                  const __grid_constant__ NoiseState noise) {

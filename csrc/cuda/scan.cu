@@ -1,18 +1,18 @@
-// The kernels that read rows split over many blocks, one for each dtype and for what is wanted of a row. The first tile of a
-// warp is on its way before anything else is looked at.
+// The kernels that read rows split over many blocks, one for each dtype and each kind of result. A warp's first tile is
+// already being loaded before anything else is looked at.
 #include "cuda/judge.cuh"
 
 namespace specdec::cuda {
 namespace {
 
-// What is wanted of the rows of a launch at most.
+// The most that is wanted of the rows of a launch.
 enum class Wanted { kMaxima, kMass, kRaw };
 
-// How rows are to be scanned: all alike, or each sequence's as its parameters say.
+// How rows are to be scanned: all alike, or each sequence's according to its parameters.
 struct Plans {
   SamplingArgs params;
   bool greedy, raw, probs, alike;
-  ScanPlan plan;  // where they are alike
+  ScanPlan plan;  // used if they are alike
 
   Plans(const SamplingArgs& params, int32_t vocab, bool greedy, bool raw, bool probs = false)
       : params(params),
@@ -54,13 +54,13 @@ struct Place {
   }
 };
 
-// Row i of sequence b, of its target rows or of its draft rows.
+// Row i of sequence b, among its target rows or its draft rows.
 struct Task {
   uint32_t b, i;
   bool is_draft;
 };
 
-// Rows of an op that takes them one by one.
+// Rows of an op that takes rows one by one.
 struct SetScan {
   static constexpr bool kMayBeProbs = false, kExits = false;
   Place places[1];
@@ -79,7 +79,7 @@ struct SetScan {
   }
 };
 
-// The same where an index names each sequence's batch; apart, as the others would wait for a look at it.
+// The same if an index names each sequence's batch. Separate, as all others would have to wait for a look at the index.
 struct IndexedScan : SetScan {
   BatchIndex row_of;
 
@@ -90,7 +90,7 @@ struct IndexedScan : SetScan {
   }
 };
 
-// Rows of chains: of each sequence its target rows and then its draft rows.
+// Rows of chains: for each sequence its target rows, then its draft rows.
 struct ChainScan {
   static constexpr bool kMayBeProbs = true, kExits = false;
   VerifyChainArgs args;
@@ -101,7 +101,7 @@ struct ChainScan {
   __device__ Task task(uint32_t b, uint32_t i) const { return {b, i < targets ? i : i - targets, i >= targets}; }
   __device__ const Place& place_of(Task task) const { return task.is_draft ? places[1] : places[0]; }
 
-  // Where a row is; false if there is no such row: of a packed batch a sequence has as many as it has room for.
+  // Where a row is; false if there is none: in a packed batch a sequence has as many rows as it has room for.
   __device__ bool find(Task task, DType dtype, RowView* row) const {
     if (!placed) {
       *row = place_of(task).row(task.b, task.i, dtype);
@@ -116,7 +116,7 @@ struct ChainScan {
     return true;
   }
 
-  // Whether a row that there is may be looked at, and its number among the tables.
+  // Whether an existing row may be looked at, and its number among the tables.
   __device__ bool needs(Task task, int64_t* index) const {
     const Span span = find_span(args, task.b);
     *index = (task.is_draft ? span.draft_index : span.target_index) + task.i;
@@ -124,13 +124,13 @@ struct ChainScan {
   }
 };
 
-// The same with early exits; apart, as the others would wait for a look at what is known to be rejected.
+// The same with early exits. Separate, as all others would have to wait for a look at what is known to be rejected.
 struct EarlyScan : ChainScan {
   static constexpr bool kExits = true;
   EarlyExit early;
 };
 
-// After the block has read its part: the last one of a row to have done so looks at the draft token there.
+// After the block has read its part: the last block to have done so for a row looks at its draft token.
 inline __device__ __noinline__ void judge_row(const EarlyScan& rows, Task task) {
   SPECDEC_SHARED(Trial, trial, 1);
   const EarlyExit& early = rows.early;
@@ -144,10 +144,10 @@ inline __device__ __noinline__ void judge_row(const EarlyScan& rows, Task task) 
 
 constexpr int kWarps = kRowThreads / 32;
 
-// The first tile of a warp: shuffled, so that the compiler sees that it is all lanes' and no branch on it parts them.
+// The first tile of a warp: shuffled, so that the compiler sees that it is uniform and no branch on it diverges.
 __device__ __forceinline__ int first_tile() { return int(blockIdx.y) * kWarps + __shfl_sync(kAllLanes, warp_id(), 0); }
 
-// What is to be found in a row, and its number among the tables; whether it is needed at all.
+// What is to be found in a row, and its number among the tables; whether the row is needed at all.
 struct Found {
   bool needed;
   ScanPlan plan;
@@ -178,13 +178,13 @@ __device__ __forceinline__ TileScan scan_of(const Rows& rows, Task task, const R
 
 constexpr auto kStore = [](float* address, float number) { *address = number; };
 
-// Row first + z of sequence x is the block's.
+// The block's row: number first + z of sequence x.
 template <class Rows>
 __device__ __forceinline__ Task task_of_block(const Rows& rows, uint32_t first) {
   return rows.task(blockIdx.x, first + blockIdx.z);
 }
 
-// The last tile of an aligned row where it is no whole one. By itself: the caller's registers are all taken.
+// The last tile of an aligned row if it is not a whole one. A function of its own: the caller has no registers left.
 template <DType kType, Wanted kWanted, class Rows>
 __device__ __noinline__ void scan_end(const Rows& rows, uint32_t first, int tile) {
   const Task task = task_of_block(rows, first);
@@ -195,14 +195,14 @@ __device__ __noinline__ void scan_end(const Rows& rows, uint32_t first, int tile
   if (!found.needed) return;
   const TileScan scan = scan_of(rows, task, row, found);
   uint32_t words[kHeld];
-  if (kType != DType::kFloat32 && in_whole_runs(row))  // that takes more registers
+  if (kType != DType::kFloat32 && in_whole_runs(row))  // not for float32: it takes more registers
     load_runs<kRuns>(row, row.data, tile, 0, words);
   else
     load_any<false>(row, tile, words);
   scan(words, scan.place(tile), kStore);
 }
 
-// Blocks a multiprocessor: 5 leave 48 registers to a thread, too few for float32 but with compute capability 9.0.
+// Blocks per multiprocessor: 5 leave each thread 48 registers, too few for float32 except on compute capability 9.0.
 constexpr int kScanBlocks = 5;
 constexpr int blocks_of_scan([[maybe_unused]] DType type, Wanted wanted) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
@@ -211,8 +211,8 @@ constexpr int blocks_of_scan([[maybe_unused]] DType type, Wanted wanted) {
   return wanted == Wanted::kRaw ? 4 : kScanBlocks;
 }
 
-// A block for chunk y of a row, of rows that are all aligned. A warp's first tile is on its way before anything else is
-// looked at.
+// A block for chunk y of a row; all rows are aligned. A warp's first tile is already being loaded before anything else
+// is looked at.
 template <class Rows, DType kType, Wanted kWanted>
 __global__ void __launch_bounds__(kRowThreads, blocks_of_scan(kType, kWanted))
     scan_kernel(const __grid_constant__ Rows rows, uint32_t first, int step) {
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kRowThreads, blocks_of_scan(kType, kWanted))
   if (!rows.find(task, kType, &row)) return;
   const int whole = rows.place_of(task).whole;
   int tile = first_tile();
-  constexpr int kEarly = kType == DType::kFloat32 ? kRuns / 2 : kRuns;  // there are not registers for more
+  constexpr int kEarly = kType == DType::kFloat32 ? kRuns / 2 : kRuns;  // there are too few registers for more
   uint32_t words[kHeld];
   const uint4* pieces = nullptr;
   bool loaded = tile < whole;
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kRowThreads, blocks_of_scan(kType, kWanted))
     pieces = lane_pieces(row, tile);
     load_whole<kEarly>(pieces, kType, words);
   } else if (kType != DType::kFloat32 && tile * kTile < row.vocab && row.vocab % kRun == 0) {
-    // The last tile too, where it is the warp's first: apart it would take longer than all others.
+    // The last tile too, if it is the warp's first: in a call of its own it would take longer than all others.
     load_runs<kEarly>(row, row.data, tile, 0, words);
     loaded = true;
   }
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(kRowThreads, blocks_of_scan(kType, kWanted))
   if constexpr (Rows::kExits) judge_row(rows, task_of_block(rows, first));
 }
 
-// The same of rows of any alignment, and for whatever is wanted.
+// The same for rows of any alignment, and for whatever is wanted.
 template <class Rows, DType kType>
 __global__ void __launch_bounds__(kRowThreads, 2)
     scan_shifted_kernel(const __grid_constant__ Rows rows, uint32_t first, int step) {
@@ -291,7 +291,7 @@ constexpr int64_t kMostDeep = 65535;  // blocks of a grid along z
 template <class Rows, DType kType>
 auto scan_kernel_for(const Rows& rows, Wanted wanted) {
   if (!rows.aligned) return scan_shifted_kernel<Rows, kType>;
-  if constexpr (!Rows::kExits)  // which no cascade has
+  if constexpr (!Rows::kExits)  // cascades have no early exits
     if (wanted == Wanted::kRaw) return scan_kernel<Rows, kType, Wanted::kRaw>;
   return wanted == Wanted::kMass ? scan_kernel<Rows, kType, Wanted::kMass> : scan_kernel<Rows, kType, Wanted::kMaxima>;
 }
@@ -337,7 +337,7 @@ cudaError_t launch_scan(const VerifyChainArgs& args, float* target_tables, float
   const int64_t targets = args.num_draft + bonus_rows(args), all = rows_to_scan(args);
   if (all == 0) return cudaSuccess;
   const int tiles = tiles_of(args.target.vocab);
-  // With early exits no more blocks should run at a time than read one position of each sequence: they come in that order.
+  // With early exits, run no more blocks at a time than read one position of each sequence: they come in that order.
   const int64_t chunks = early.rejected ? chunks_at_once(tiles, args.batch, kWarps, kScanBlocks)
                                         : chunks_of(tiles, args.batch * all, kWarps);
   const Place target(args.target, target_tables,

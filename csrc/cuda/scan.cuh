@@ -1,4 +1,4 @@
-// The one pass over a row: what each tile of it leaves behind.
+// The single pass over a row, and what it leaves behind for each tile.
 #pragma once
 #include "common/status.h"
 #include "cuda/held_rows.cuh"
@@ -10,7 +10,7 @@ namespace specdec::SPECDEC_CUDA_ROWS {
 struct Cut {
   int64_t top_k;  // 0: off
   bool any;       // something may be cut
-  bool whole;     // the mass of the whole row is needed: nothing is cut, or top-p of the uncut row
+  bool whole;     // the whole row's mass is needed: nothing is cut, or top-p applies to the uncut row
 };
 
 SPECDEC_HD Cut cut_of(const Sampling& s, int32_t vocab) {
@@ -20,13 +20,13 @@ SPECDEC_HD Cut cut_of(const Sampling& s, int32_t vocab) {
   return {top_k, any && !s.greedy, whole && !s.greedy};
 }
 
-// A row's tiles, in shared or device memory. Nothing here is as wide as the vocabulary: 13 numbers a tile of 1024 ids.
+// A row's tiles, in shared or device memory. Nothing is as wide as the vocabulary: 13 numbers per tile of 1024 ids.
 struct TileTable {
   static constexpr int kNumbers = 5 + kGroups;
   float* max;
   float* mass;          // sum of exp((x - max of the tile) / T); find_law makes it relative to the row's max
-  float* nan;           // 1 where the tile has a NaN, else 0
-  float* raw_sum;       // as mass, at temperature 1, and
+  float* nan;           // 1 if the tile has a NaN, else 0
+  float* raw_sum;       // like mass, at temperature 1, and
   float* raw_weighted;  // the sum of exp(x - max) * (x - max)
   float* group_max;     // [tiles, kGroups]
   TileTable() = default;
@@ -39,13 +39,13 @@ struct TileTable {
         group_max(base + 5 * tiles) {}
 };
 
-// That of row `index` of many, one after the other.
+// The table of row `index`; tables lie one after the other.
 __device__ __forceinline__ TileTable table_of(float* tables, int64_t index, int tiles) {
   return TileTable(tables + index * tiles * TileTable::kNumbers, tiles);
 }
 
-// Where a tile's results go: one table, or (a cluster) the same place in the shared memory of each of its blocks, so that
-// all of them can go on alike.
+// Where a tile's results go: into one table or, in a cluster, to the same place in the shared memory of each of its
+// blocks, so that all of them can go on alike.
 template <bool kClustered>
 struct Team {
   __device__ static unsigned rank() { return kClustered ? cluster_rank() : 0; }
@@ -106,7 +106,7 @@ __device__ __forceinline__ float max_of(const uint32_t (&words)[kHeld], DType dt
   return max_or_nan(x[0], x[1]);
 }
 
-// -inf instead of each NaN.
+// Replaces each NaN by -inf.
 __device__ __forceinline__ void remove_nan(uint32_t (&words)[kHeld], DType dtype) {
   const uint32_t infinity = negative_infinity(dtype), largest = infinity & 0x7FFFFFFFu;
 #pragma unroll
@@ -122,7 +122,7 @@ __device__ __forceinline__ void remove_nan(uint32_t (&words)[kHeld], DType dtype
 
 // The largest value of a warp's lanes; NaN if one is max_or_nan's NaN.
 __device__ __forceinline__ float warp_max(float x) {
-  // As signed integers of the same order, which has that NaN at its upper end.
+  // As signed integers of the same order, in which that NaN is the largest.
   const auto flip = [](int bits) { return bits ^ (bits >> 31 & 0x7FFFFFFF); };
   return __int_as_float(flip(__reduce_max_sync(kAllLanes, flip(__float_as_int(x)))));
 }
@@ -133,7 +133,7 @@ __device__ __forceinline__ float group_max(float x) {
   return max_or_nan(x, __shfl_xor_sync(kAllLanes, x, 2));
 }
 
-// What a warp finds in the tiles of a row. Of each tile a lane writes one number at most: lanes 1, 2, 3, 5 and 6 the first
+// What a warp finds in the tiles of a row. A lane writes at most one number per tile: lanes 1, 2, 3, 5 and 6 the first
 // five of the table, in its order, and the first lane of each group the group's maximum.
 class TileScan {
  public:
@@ -149,11 +149,11 @@ class TileScan {
     writers_ = kAlways | (plan.mass ? kMass : 0) | (plan.raw ? kRaw : 0) | (plan.groups ? kFirsts : 0);
   }
 
-  // Where the lane's number of a tile belongs; `stride` numbers from the next tile's.
+  // Where the lane's number for a tile belongs; the next tile's is `stride` numbers further on.
   __device__ __forceinline__ float* place(int tile) const { return place_ + tile * stride_; }
   __device__ __forceinline__ int stride() const { return stride_; }
 
-  // Of a tile that was loaded; put(address, number).
+  // Handles a loaded tile; put(address, number) writes.
   template <class Put>
   __device__ __forceinline__ void operator()(uint32_t (&words)[kHeld], float* place, Put put) const {
     float held = max_of(words, dtype_), max = warp_max(held), nan = 0.0f;
@@ -201,7 +201,7 @@ class TileScan {
     return warp_reduce(even + odd, Sum{});
   }
 
-  // Sum over the tile of the positive x; infinite if one is negative, and finite: beyond the row all are -inf.
+  // Sum over the tile of the positive x; infinite if a finite one is negative, as all beyond the row are -inf.
   __device__ __forceinline__ static float sum_of_probs(const float (&x)[kHeld]) {
     float sum = 0.0f;
 #pragma unroll

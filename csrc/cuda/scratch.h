@@ -1,10 +1,10 @@
-// One piece of device memory a call, in parts: an allocation costs the host about as much as a launch.
+// One piece of device memory per call, handed out in parts: an allocation costs the host about as much as a launch.
 #pragma once
 #include "cuda/ops.h"
 
 namespace specdec::cuda {
 
-// Hands out parts of a piece of memory one after the other; without any it only counts.
+// Hands out parts of a piece of memory one after the other; without memory it only counts.
 class Arena {
  public:
   explicit Arena(void* base = nullptr) : base_(static_cast<unsigned char*>(base)) {}
@@ -24,7 +24,7 @@ class Arena {
   int64_t bytes_ = 0;
 };
 
-// lay_out(arena), which takes the parts: twice, to count and with the memory.
+// Calls lay_out(arena), which takes the parts, twice: first to count, then with the memory.
 template <class LayOut>
 void allocate(const Launch& launch, LayOut lay_out) {
   Arena counting;

@@ -1,17 +1,17 @@
-// How a block searches for a cut-off among values: by sums of what they measure, in parts of a range that it narrows. Sums
-// are integers, so that no order of adding matters.
+// How a block searches for a cut-off among values: it sums their measures in each part of a range and narrows the
+// range. Sums are integers, so that the order of adding does not matter.
 #pragma once
 #include "common/params.h"
 #include "cuda/warp.cuh"
 
 namespace specdec::cuda {
 
-constexpr int kParts = 4;      // that a search divides its range into
-constexpr int kMostWarps = 8;  // of a block that searches
+constexpr int kParts = 4;      // into which a search divides its range
+constexpr int kMostWarps = 8;  // per block that searches
 
 using Fixed = unsigned long long;
 
-// f() by one thread; what it writes to shared memory is there for the whole block.
+// Runs f() in one thread; the whole block sees what it writes to shared memory.
 template <class F>
 __device__ __forceinline__ void by_one(F f) {
   __syncthreads();
@@ -19,7 +19,7 @@ __device__ __forceinline__ void by_one(F f) {
   __syncthreads();
 }
 
-// The sum over the warp, below 2^63, in every lane: in pieces whose sums fit 32 bits.
+// The sum over the warp, below 2^63, in every lane; added in pieces whose sums fit 32 bits.
 __device__ __forceinline__ Fixed warp_sum(Fixed x) {
   constexpr unsigned kBits = 21, kMask = (1u << kBits) - 1;
   const Fixed low = __reduce_add_sync(kAllLanes, unsigned(x) & kMask);
@@ -28,7 +28,7 @@ __device__ __forceinline__ Fixed warp_sum(Fixed x) {
   return low + (middle << kBits) + (high << 2 * kBits);
 }
 
-// The sum of the lanes' values up to this lane's.
+// The sum over the lanes up to and including this one.
 template <class T>
 __device__ __forceinline__ T sum_until(T x) {
 #pragma unroll
@@ -39,21 +39,21 @@ __device__ __forceinline__ T sum_until(T x) {
   return x;
 }
 
-// A float's place in their order, where both zeros are one.
+// A float's place in the order of floats, the same for both zeros.
 __device__ __forceinline__ uint32_t key_of(float x) { return ordered(x + 0.0f); }
 
-// Where a cut-off is searched for: values whose keys are from `low` on, below `high`.
+// Where a cut-off is searched for: values with low <= key < high.
 struct Range {
   uint32_t low, high;
-  uint32_t grain;            // keys so near to each other are of one value
+  uint32_t grain;            // keys this close belong to one value
   Fixed above = 0;           // the measure of what is higher, and
-  Fixed inside = ~Fixed(0);  // of what the range holds, once that is known
+  Fixed inside = ~Fixed(0);  // of what the range holds, once known
 
   __device__ bool holds(float x) const { return key_of(x) - low < high - low; }
   __device__ bool is_one() const { return high - low <= grain; }
   __device__ float lowest() const { return from_ordered(low); }
 
-  // Where one of kParts begins: alike in value, as logits are spread, or alike in keys where that would take long.
+  // Where one of kParts begins: evenly spaced by value, as logits are spread, or by key if that would take long.
   __device__ uint32_t part(int i) const {
     const float span = from_ordered(high - 1) - lowest();
     const bool by_value = high - low > 1u << 25 && span > 0x1p-6f && span < 0x1p10f;
@@ -68,14 +68,14 @@ __device__ __forceinline__ Range range_of(float lowest, float highest, DType dty
   return {low < possible ? possible : low, key_of(highest) + 1, grain};
 }
 
-// A block's search for the largest value c such that `goal` is reached by the measure of {x >= c}; for the lowest value of
-// any measure if it never is. In shared memory, as what calls each other would need too many registers.
+// A block's search for the largest value c such that the measure of {x >= c} reaches `goal`; if it never does, for the
+// lowest value of any measure. In shared memory, as the functions that call each other would need too many registers.
 struct Search {
   Range range;
-  uint32_t begin[kParts];  // of the range's parts
+  uint32_t begin[kParts];  // where the range's parts begin
   Fixed goal;
-  Fixed sum[kMostWarps][kParts];  // of a warp: what is in a part or higher
-  int count;                      // of listed values
+  Fixed sum[kMostWarps][kParts];  // per warp: the measure of a part and all higher ones
+  int count;                      // of the list
 
   // By warp 0.
   __device__ void set(const Range& found) {
@@ -96,8 +96,8 @@ __device__ __forceinline__ Search& search() {
   return one[0];
 }
 
-// Narrows a search until its range holds one value, or few() at most, as all measure what the lowest would or more. each(f)
-// calls f(x) for this thread's values.
+// Narrows a search until its range holds one value, or few() values at most, since each measures at least what the
+// lowest would. each(f) calls f(x) for this thread's values.
 template <class Each, class Measure, class Few>
 __device__ __forceinline__ void narrow(Each each, Measure measure, Few few) {
 #pragma unroll 1
@@ -137,8 +137,8 @@ __device__ __forceinline__ void narrow(Each each, Measure measure, Few few) {
   }
 }
 
-// A lower bound of the n-th largest of what a block's threads have found, of which the first `having` have anything and
-// `most` is a thread's largest; -inf if those are fewer. The threads are parted into n sets or more: each has one so large.
+// A lower bound of the n-th largest value that a block's threads have found; `most`: a thread's largest, `having`: the
+// first so many have any. -inf if fewer than n have. The threads form n or more sets, each with a value this large.
 __device__ __forceinline__ float bound_of_nth(float most, int having, int64_t n) {
   if (n > having) return -INFINITY;
   int width = 1;  // threads of a set
@@ -147,7 +147,7 @@ __device__ __forceinline__ float bound_of_nth(float most, int having, int64_t n)
   return block_reduce(int(threadIdx.x) / width * width < having ? most : INFINITY, INFINITY, Min{});
 }
 
-// By a warp: places for `mine` more things of each lane in a list of which `count` is the length; the first of them.
+// By one warp: takes places for `mine` more entries of each lane in a list of length `count`; returns the lane's first.
 __device__ __forceinline__ int take_places(int mine, int* count) {
   const int until = sum_until(mine);
   int first = 0;

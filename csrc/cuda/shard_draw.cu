@@ -4,7 +4,7 @@
 namespace specdec::cuda {
 namespace {
 
-// A shard's row as the part of the whole row that it is, so that ids and tiles are those of the whole vocabulary. No tile
+// A shard's row viewed as part of the whole row, so that ids and tiles are those of the whole vocabulary. No tile
 // before the shard's first is read.
 __device__ __forceinline__ RowView whole_row(const Rows& rows, const ShardDrawArgs& args, int64_t index) {
   RowView row = row_view(rows, index / args.n, index % args.n);
@@ -16,7 +16,7 @@ __device__ __forceinline__ RowView whole_row(const Rows& rows, const ShardDrawAr
 
 __device__ __forceinline__ int first_tile_of(const ShardDrawArgs& args) { return args.first / kTile; }
 
-// P of a row, and what is taken away from it.
+// P of a row, and what is subtracted from it.
 __device__ Position position_of(const ShardDrawArgs& args, int64_t index) {
   Position at{};
   at.row = whole_row(args.logits, args, index);
@@ -38,10 +38,10 @@ __device__ Position position_of(const ShardDrawArgs& args, int64_t index) {
   return at;
 }
 
-// Whether no more than P's one id can be left, or nothing.
+// Whether nothing but P's one id can be left, or nothing at all.
 __device__ __forceinline__ bool is_certain(const Position& at) { return at.law.one_hot || at.left.scale == 0.0f; }
 
-// A block a row: the masses of its tiles. `tables`: [rows, tiles, TileTable::kNumbers].
+// One block per row: the masses of its tiles. `tables`: [rows, tiles, TileTable::kNumbers].
 __global__ void __launch_bounds__(kRowThreads, 2)
     masses_kernel(const __grid_constant__ ShardDrawArgs args, float* tables) {
   SPECDEC_SHARED(Position, at, 1);
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   }
 }
 
-// A block a row: the token, if the draw ends in this shard.
+// One block per row: the token, if the draw ends in this shard.
 __global__ void __launch_bounds__(kRuns * 32, 1) draw_kernel(const __grid_constant__ ShardDrawArgs args) {
   SPECDEC_SHARED(Position, at, 1);
   const int64_t index = blockIdx.x;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kRuns * 32, 1) draw_kernel(const __grid_consta
   if (threadIdx.x == 0) args.token[index] = id;
 }
 
-// A block a row: its best noisy id.
+// One block per row: its best noisy id.
 __global__ void __launch_bounds__(kRowThreads, 2) best_kernel(const __grid_constant__ ShardDrawArgs args) {
   const int64_t index = blockIdx.x;
   const RowView row = whole_row(args.logits, args, index);

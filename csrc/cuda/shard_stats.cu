@@ -3,7 +3,7 @@
 namespace specdec::cuda {
 namespace {
 
-// A block a row; `scanned`: a kernel before this one has read it.
+// One block per row; `scanned`: a kernel before this one has read the row.
 __global__ void __launch_bounds__(kRowThreads, 2)
     shard_stats_kernel(const __grid_constant__ RowSet set, const __grid_constant__ ShardStatsArgs args, bool scanned) {
   SPECDEC_DYNAMIC_SHARED(shared);
@@ -44,7 +44,7 @@ cudaError_t shard_stats(const ShardStatsArgs& args, const Launch& launch) {
   uncut.top_p = 1.0f;
   RowPlan plan;
   plan.set = {args.logits, args.n, uncut, false, false};
-  if (args.probs) {  // rows of them are not split
+  if (args.probs) {  // rows of probabilities are not split
     const int tiles = tiles_of(args.logits.vocab);
     allocate(launch, [&](Arena& arena) { plan.set.tables = arena.take<float>(count * tiles * TileTable::kNumbers); });
     plan.shape = {dim3(unsigned(count)), dim3(threads_for(tiles, kRowThreads))};

@@ -1,4 +1,4 @@
-// P and Q at a node of a tree, summed and drawn from as its children leave them.
+// P and Q at a node of a tree as its rejected children leave them: sums, and draws.
 #pragma once
 #include "common/siblings.h"
 #include "cuda/draw.cuh"
@@ -11,7 +11,7 @@ struct ReadRow {
 };
 
 struct NodeLaws : SiblingLaws<ReadRow, DraftLaw> {
-  // P and Q of run j of the lane's ids of a tile, x their target logits; both 0 at the children that were removed.
+  // P and Q of run j of the lane's ids in a tile with target logits x; both are 0 at the children that were removed.
   struct Both {
     Run p, q;
   };
@@ -33,7 +33,7 @@ struct NodeLaws : SiblingLaws<ReadRow, DraftLaw> {
     return both;
   }
 
-  // Weights of a draw from P as it is now: what `masses_of` and `draw_id` ask for.
+  // Weights of a draw from the current P: what `masses_of` and `draw_id` ask for.
   __device__ __forceinline__ Run weigh(int tile, int j, const Run& x) const {
     const Both both = of_run(tile, j, x);
     Run weights;

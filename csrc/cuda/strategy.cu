@@ -15,10 +15,11 @@
 namespace specdec::cuda {
 namespace {
 
-// The layout of verify_chain, by sequences a multiprocessor: the first that they are fewer than. On an H100 the split one,
-// which reads every row but keeps the whole device busy, was the fastest of the first four, uncut and cut, at all batches from
-// 1 to 256 (the resident one serves at most 15 sequences). The early one is not measured yet: its border is where it should
-// save more bytes than it costs (a memset, a look at each row's end). `python -m bench.gpu.crossovers --write` sets this from measurements.
+// The layout of verify_chain, by sequences per multiprocessor: the first one whose `below` is greater. On an H100 the
+// split layout, which reads every row but keeps the whole device busy, was the fastest of the first four, uncut and
+// cut, at all batches from 1 to 256 (the resident one serves at most 15 sequences). The early layout is not measured
+// yet: its border is where it should save more bytes than it costs (a memset, a look at each row's end).
+// `python -m bench.gpu.crossovers --write` sets this from measurements.
 constexpr struct {
   double below;
   Strategy strategy;
@@ -30,7 +31,7 @@ constexpr struct {
 constexpr int kDevices = 64;
 std::atomic<int> forced{int(Strategy::kAuto)}, overlap{1};
 
-// ask(device, &value) once for each device; `otherwise` where it fails.
+// Calls ask(device, &value) once for each device; returns `otherwise` if it fails.
 template <class Ask>
 int asked_once(std::atomic<int> (&known)[kDevices], int otherwise, Ask ask) {
   int device = 0, value = 0;
@@ -56,7 +57,7 @@ Strategy strategy_for_chains(int64_t batch) {
 
 int multiprocessors() {
 #ifdef SPECDEC_EMULATOR
-  return emulator::multiprocessors();  // which tests change
+  return emulator::multiprocessors();  // tests change it
 #else
   static std::atomic<int> known[kDevices];
   return asked_once(known, 1, [](int device, int* count) {
@@ -69,7 +70,7 @@ bool hopper_code() {
 #ifdef SPECDEC_EMULATOR
   return true;
 #else
-  static std::atomic<int> known[kDevices];  // what decides is __CUDA_ARCH__, not the device
+  static std::atomic<int> known[kDevices];  // it depends on __CUDA_ARCH__, not on the device
   return asked_once(known, 0, [](int, int* version) {
            *version = virtual_architecture();
            return cudaSuccess;
@@ -107,13 +108,13 @@ int clusters_at_once(const void* kernel, const Shape& shape) {
       cudaOccupancyMaxActiveClusters(&count, kernel, &config) == cudaSuccess)
     found->second = count;
   else
-    cudaGetLastError();  // it asks for more than there is
+    cudaGetLastError();  // it asks for more than the device has
   return found->second;
 }
 
 cudaError_t prepare_kernel(const void* kernel, bool overlaps) {
-  // Kernels run beside each other on a multiprocessor only where it is divided alike for them: room for three blocks with
-  // a list of kMaxListed floats.
+  // Kernels run beside each other on a multiprocessor only if its memory is divided in the same way for them: room for
+  // three blocks with a list of kMaxListed floats.
   constexpr int kRoom = 64 << 10;
   static std::mutex mutex;
   static std::set<std::tuple<const void*, int, bool>> prepared;
@@ -126,7 +127,7 @@ cudaError_t prepare_kernel(const void* kernel, bool overlaps) {
   if ((error = cudaFuncGetAttributes(&attributes, kernel)) != cudaSuccess) return error;
   error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (error != cudaSuccess) return error;
-  // The limit alone takes nothing: what a launch asks for counts.
+  // The limit alone reserves nothing: what a launch asks for counts.
   error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most - int(attributes.sharedSizeBytes));
   if (error != cudaSuccess) return error;

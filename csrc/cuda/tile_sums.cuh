@@ -1,11 +1,11 @@
-// Sums over a row's tiles, and the tile that a draw finds, by one warp in the order of common/tile_sums.h.
+// Sums over a row's tiles, and the tile in which a draw ends, by one warp in the order of common/tile_sums.h.
 #pragma once
 #include "common/tile_sums.h"
 #include "cuda/warp.cuh"
 
 namespace specdec::cuda {
 
-// The tile where a draw ends, its mass, and what is left of the goal there: infinite on an overrun. -1 where nothing has
+// The tile in which a draw ends, its mass, and the rest of the goal there: infinite on an overrun. -1 if nothing has
 // mass.
 struct FoundTile {
   int tile;
@@ -13,11 +13,11 @@ struct FoundTile {
   float mass;
 };
 
-// One tree: a lane's tiles and what is summed of them on the way to the root, in numbers of type T.
+// One tree: a lane's tiles and the sums on the way to the root, in numbers of type T.
 template <class T>
 class WarpTree {
  public:
-  // Of tiles first … n - 1, kTree of them at most; share(tile) gives what is added.
+  // From tiles first … n - 1, at most kTree of them; share(tile) gives what is added.
   template <class Share>
   __device__ __forceinline__ WarpTree(int first, int n, Share share) {
     first += lane_id() * kLeaves;
@@ -32,10 +32,10 @@ class WarpTree {
     }
   }
 
-  __device__ T sum() const { return sum_; }  // of all, in every lane
+  __device__ T sum() const { return sum_; }  // the sum of all, in every lane
 
-  // Where a draw ends that has `rest` left of its goal, the tile counted from the tree's first; in every lane. The sum is
-  // positive.
+  // Where a draw with `rest` left of its goal ends; the tile is counted from the tree's first. The same in every lane.
+  // The sum must be positive.
   __device__ __forceinline__ FoundTile find(double rest) const {
     bool here = true;  // the draw ends in this lane
 #pragma unroll
@@ -66,8 +66,8 @@ class WarpTree {
   __device__ __forceinline__ T pair(int i) const { return T(leaf_[2 * i]) + leaf_[2 * i + 1]; }
   __device__ __forceinline__ T four(int i) const { return pair(2 * i) + pair(2 * i + 1); }
 
-  float leaf_[kLeaves];               // the lane's
-  T mine_[kLevels], other_[kLevels];  // of each level of lanes: the sums of two neighbours
+  float leaf_[kLeaves];               // the lane's tiles
+  T mine_[kLevels], other_[kLevels];  // per level of lanes: the sums of two neighbours
   T sum_;
 };
 
@@ -79,14 +79,14 @@ __device__ __forceinline__ float sum_of_tiles(int n, Share share) {
   return sum;
 }
 
-// Out of line, as it is called from many places.
+// Out of line: it has many call sites.
 inline __device__ __noinline__ float sum_of_tiles(const float* shares, int n) {
   return sum_of_tiles(n, [shares](int tile) { return shares[tile]; });
 }
 
 __device__ __forceinline__ FoundTile find_tile(const float* mass, int n, double uniform) {
   const auto share = [mass](int tile) { return mass[tile]; };
-  WarpTree<double> tree(0, n, share);  // where that is all, the loads are done
+  WarpTree<double> tree(0, n, share);  // if that is all, the loads are done
   double total = tree.sum();
   for (int first = kTree; first < n; first += kTree) total += WarpTree<double>(first, n, share).sum();
   TreeSearch search{uniform * total};

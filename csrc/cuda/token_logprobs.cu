@@ -1,5 +1,5 @@
-// A block a token: it reads the token's row, finds its law, and then looks again only at tiles whose maximum can matter. Where
-// processors change the row, its law is found first, by a reading of its own.
+// One block per token reads the token's row, finds its law, and then looks again only at tiles whose maximum can
+// matter. If processors change the row, its law is found first, in a reading of its own.
 #include "common/token_logprobs.h"
 
 #include "cuda/rows.cuh"
@@ -7,7 +7,7 @@
 namespace specdec::SPECDEC_CUDA_ROWS {
 namespace {
 
-// f(x, id) for the ids that fall to this thread, of the tiles with wanted(maximum); NaN is read as -inf.
+// Calls f(x, id) for this thread's ids in the tiles with wanted(maximum); NaN is read as -inf.
 template <class Wanted, class F>
 __device__ __forceinline__ void for_each_id(const Reading& r, Wanted wanted, F f) {
   for_each_in_row(r, wanted, [&](float x, int tile, int i) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ float logit_of(const RowView& row, int32_t id) {
   return x == x ? x : -INFINITY;
 }
 
-// How many ids are before a token, from the largest logit down, and among equal ones from the lowest id up.
+// How many ids come before a token, ordered by descending logit and, among equal ones, by ascending id.
 __device__ __forceinline__ int ids_before(const Reading& r, float logit, int32_t token) {
   int before = 0;
   for_each_id(
@@ -30,7 +30,7 @@ __device__ __forceinline__ int ids_before(const Reading& r, float logit, int32_t
   return block_reduce(before, 0, Sum{});
 }
 
-// An id's place in that order, from which it can be told; 0 is below all.
+// An id's place in that order, from which the id can be recovered; 0 is below all.
 __device__ __forceinline__ Fixed place_of(float x, int32_t id) { return Fixed(key_of(x)) << 32 | uint32_t(~id); }
 __device__ __forceinline__ int32_t id_of(Fixed place) { return int32_t(~uint32_t(place)); }
 
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     by_one([&] {
       laws[0].law = r.law;
       r.row = given;
-      r.sampling.greedy = true;  // of what is given its maximum is all that is needed
+      r.sampling.greedy = true;  // of the row as given only the maximum is needed
     });
   }
   ScanPlan plan = scan_plan(r.sampling, r.row.vocab, true);

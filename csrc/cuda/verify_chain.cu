@@ -1,4 +1,4 @@
-// verify_chain and verify_packed: which layout takes a call.
+// verify_chain and verify_packed: which layout handles a call.
 #include "cuda/verify_chain.cuh"
 #include "cuda/walk.cuh"
 
@@ -7,7 +7,7 @@ namespace specdec::cuda {
 namespace {
 
 cudaError_t decide(const VerifyChainArgs& args, const Launch& launch) {
-  // Only one layout's kernels are compiled for rows that processors change.
+  // Kernels for rows that processors change are compiled for one layout only.
   if (args.processors.on) return with_processors::verify_walk(args, cluster_of(args), launch);
   const int tiles = tiles_of(args.target.vocab);
   const bool chosen = forced_strategy() == Strategy::kAuto;
@@ -23,7 +23,7 @@ cudaError_t decide(const VerifyChainArgs& args, const Launch& launch) {
     }
     strategy = Strategy::kSplit;
   }
-  const bool shared = numbers_of(args) <= kMostSharedNumbers;  // where alone walking kernels look for them
+  const bool shared = numbers_of(args) <= kMostSharedNumbers;  // walking kernels look for them only there
   if (strategy == Strategy::kSplit || strategy == Strategy::kEarly || !shared)
     return verify_split(args, strategy == Strategy::kEarly, launch);
   return verify_walk(args, strategy == Strategy::kCluster && hopper_code() ? 2 : 1, launch);
@@ -34,7 +34,7 @@ cudaError_t decide(const VerifyChainArgs& args, const Launch& launch) {
 cudaError_t verify_chain(const VerifyChainArgs& args, const Launch& launch) {
   if (args.batch == 0) return cudaSuccess;
   if (!args.overlap) return decide(args, launch);
-  // What the measurement needs is allocated with what deciding needs, if that needs anything.
+  // The measurement's memory is allocated together with that of deciding, if that needs any.
   const int64_t measuring = bytes_of_overlap(args);
   void* for_measuring = nullptr;
   const cudaError_t error = decide(args, {launch.stream, [&](int64_t bytes) {

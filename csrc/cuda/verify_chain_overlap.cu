@@ -1,4 +1,4 @@
-// Sum over ids of min(P, Q) at every position of the spans: a measurement of the draft, a block of threads a position.
+// Sum over ids of min(P, Q) at every position of the spans: a measurement of the draft, with one block per position.
 #include "cuda/verify_chain.cuh"
 #include "cuda/walk.cuh"
 
@@ -19,14 +19,14 @@ __device__ float overlap_of_tile(const RowView& row, const RowLaw& law, const Dr
   return warp_reduce(sum, Sum{});
 }
 
-// Positions of a sequence that have a block. No segment is longer than all of them, whatever the bound says; what is behind
-// must be written even where there is none.
+// Positions of a sequence that have a block. No segment is longer than all of them together, whatever the bound says;
+// what lies behind must be written even if there are no positions.
 int64_t width_of(const VerifyChainArgs& args) {
   return args.cu ? std::min(args.num_draft, std::max<int64_t>(args.total, 1)) : args.num_draft;
 }
 
-// `tables`: of each block's position [tiles + draft tiles, TileTable::kNumbers]. (Two blocks a multiprocessor would leave
-// too few registers for the two ways to read a row.)
+// `tables`: [tiles + draft tiles, TileTable::kNumbers] for each block's position. (Two blocks per multiprocessor would
+// leave too few registers for the two ways to read a row.)
 __global__ void __launch_bounds__(kRowThreads, 1)
     overlap_kernel(const __grid_constant__ VerifyChainArgs args, float* tables, int64_t width, int tiles,
                    int draft_tiles) {
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kRowThreads, 1)
   float* base = tables + position * (tiles + draft_tiles) * TileTable::kNumbers;
   const RowView row = target_row(args, span, i);
   const TileTable table(base, tiles);
-  // The draft's row first, if it must be read, then the target's: one place where a row is read.
+  // The draft's row first, if it must be read, then the target's, so that the code that reads a row is there once.
   const bool probs = args.draft_probs.data, reads = probs || (args.draft.data && !args.draft_values);
   for (int part = reads ? 0 : 1; part < 2; ++part) {
     by_one([&] {
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kRowThreads, 1)
 
 }  // namespace
 
-// Of scratch memory, for verify_overlap.
+// Bytes of scratch memory for verify_overlap.
 int64_t bytes_of_overlap(const VerifyChainArgs& args) {
   const int64_t tiles = tiles_of(args.target.vocab) + draft_tiles(args);
   return args.batch * width_of(args) * tiles * int64_t(TileTable::kNumbers * sizeof(float));

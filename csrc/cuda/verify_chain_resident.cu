@@ -1,10 +1,10 @@
-// verify_chain in one launch for few sequences: a cluster a position. It brings the position's rows into its shared memory,
-// once, and does with them all that could be wanted: P's and Q's laws, the verdict on the draft token, the token that would
-// come in its place. The last cluster of a sequence to be done picks what counts.
+// verify_chain in one launch for few sequences: one cluster per position. It brings the position's rows into its shared
+// memory once, and computes from them all that could be wanted: P's and Q's laws, the verdict on the draft token, and
+// the token that would replace it. The last cluster of a sequence to finish picks what counts.
 //
-// Under the block rule a position must know w, which is what the positions before it make of it. It waits for them alone, and
-// then clusters take positions in the order in which they start: whom one waits for has started already and waits for nobody
-// later, so that the first that has not ended can always go on, however few clusters run at a time.
+// Under the block rule a position must know w, which depends on the positions before it. It waits for these alone, and
+// clusters then take positions in the order in which they start: a cluster that is waited for has already started and
+// waits for no later one, so the first unfinished one can always go on, however few clusters run at a time.
 #include <algorithm>
 #ifndef SPECDEC_EMULATOR
 #include <map>
@@ -19,31 +19,31 @@ namespace {
 
 constexpr int kWarps = kWalkThreads / 32;
 constexpr int kMostSequences = 15, kMostPositions = 32;
-constexpr int kSlots = 8192;  // 1 MB of counters: a launch that is captured keeps its own for good
+constexpr int kSlots = 8192;  // 1 MB of counters: a captured launch keeps its own for good
 
-// Zero between launches: who is the last to use one leaves it so.
+// Zero between launches: the last user of one resets it.
 struct Counters {
-  unsigned tickets;                  // positions that were taken
-  unsigned arrived[kMostSequences];  // positions that are done
-  unsigned told[kMostSequences];     // positions whose step is known, a bit each
+  unsigned tickets;                  // positions taken
+  unsigned arrived[kMostSequences];  // positions done
+  unsigned told[kMostSequences];     // positions whose step is known, one bit each
 };
 __device__ Counters all_counters[kSlots];
 
 // What a position leaves behind.
 struct Result {
   Step step;        // of the block rule, told first
-  bool reached;     // by the block rule
-  bool accepted;    // the draft token; under the block rule, all of them before this position
-  int32_t status;   // of looking at it, and
-  int32_t drawing;  // with drawing `token`
-  int64_t token;    // what comes after the accepted ones if they end here
+  bool reached;     // the block rule gets here
+  bool accepted;    // the draft token is; under the block rule, all of them before this position
+  int32_t status;   // flags from looking at the position, and
+  int32_t drawing;  // from drawing `token`
+  int64_t token;    // what follows the accepted ones if they end here
 };
 
 struct Workspace {
   int slot;         // of counters
   Result* results;  // [batch, positions]
   int64_t positions;
-  int target_place, draft_place, list_place;  // in dynamic shared memory
+  int target_place, draft_place, list_place;  // offsets in dynamic shared memory
   bool listed, waits;
 };
 
@@ -118,7 +118,7 @@ class Positioned : public Chain<true> {
       tell(step);
     }
     const int32_t looked = status_;
-    const bool ends = step.q == kImpossible;  // the span does, here
+    const bool ends = step.q == kImpossible;  // the span ends here
     found.token = Outcome::kNothing;
     if (ends && next_after(state_.span, i_) == Next::kBonus) found.token = final_token(Next::kBonus, i_);
     const int32_t drawn = status_;
@@ -157,8 +157,8 @@ class Positioned : public Chain<true> {
     atomicOr(&counters_.told[b_], 1u << i_);
   }
 
-  // w at this position; negative if the rule does not get here. One block waits: once its cluster is done nobody looks at
-  // what was told.
+  // w at this position; negative if the rule does not get here. Only one block waits: once its cluster is done nobody
+  // reads what was told.
   __device__ float weight() {
     SPECDEC_SHARED(float, box, 1);
     if (Group::rank() == 0 && threadIdx.x == 0) {
@@ -175,7 +175,7 @@ class Positioned : public Chain<true> {
     return box[0];
   }
 
-  // By the first block of the cluster: the last of a sequence's to come writes the outcome.
+  // By the first block of the cluster: a sequence's last cluster to arrive writes the outcome.
   __device__ void hand_in(const Result& found) {
     SPECDEC_SHARED(bool, last, 1);
     by_one([&] {
@@ -203,7 +203,7 @@ class Positioned : public Chain<true> {
       Result at{};
       if (looked) at = result(i);
       const unsigned accepted = __ballot_sync(kAllLanes, looked && at.reached && at.accepted);
-      // Under the block rule the last that accepts what is before it; else the first that does not accept.
+      // Under the block rule the last position that accepts what is before it; else the first that does not accept.
       const int end = weighs_ ? 31 - __clz(int(accepted)) : __ffs(int(~accepted)) - 1;
       const bool counts = looked && (weighs_ ? at.reached : i <= end);
       status |= warp_reduce((counts ? at.status : 0) | (looked && i == end ? at.drawing : 0), Or{});
@@ -217,11 +217,11 @@ class Positioned : public Chain<true> {
   const Workspace& work_;
   Counters& counters_;
   const int64_t i_;
-  const int64_t length_;  // of the span as it was found
+  const int64_t length_;  // of the span as first found
   const bool closed_, weighs_;
 };
 
-// The position that falls to a cluster which waits for others: one that no other has taken, in order.
+// The position for a cluster that waits for others: the next one that no cluster has taken.
 __device__ __forceinline__ unsigned take_ticket(unsigned* tickets, unsigned count) {
   SPECDEC_SHARED(unsigned, ticket, 1);
   using Group = Team<true>;
@@ -259,8 +259,8 @@ Shape shape_of(const VerifyChainArgs& args, unsigned cluster, Workspace& work) {
 #ifdef SPECDEC_EMULATOR
 int slot_of(cudaStream_t) { return 0; }
 #else
-// Counters that no launch uses at the same time: a stream's, whose launches come one after the other, or a captured
-// launch's own, as do those of a graph. -1 where there are none left.
+// Counters that no other launch uses at the same time: a stream's own, as its launches come one after the other; or a
+// captured launch's own, as the launches of a graph do so too. -1 if none are left.
 int slot_of(cudaStream_t stream) {
   static std::mutex mutex;
   static std::map<int, int> used;  // by device
@@ -270,7 +270,7 @@ int slot_of(cudaStream_t stream) {
   cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaStreamIsCapturing(stream, &capturing);
-  // Not of a stream that captures: there the driver does not permit the question (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED).
+  // Not for a capturing stream: the driver does not permit the query there (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED).
   if (error == cudaSuccess && capturing == cudaStreamCaptureStatusNone) error = cudaStreamGetId(stream, &id);
   if (error != cudaSuccess) {
     cudaGetLastError();

@@ -1,36 +1,37 @@
-// verify_chain with every row split over many blocks, all rows at once, in three launches: the tiles of all rows; a block
-// a position for its laws and what becomes of its draft token; then what is left (residual masses, noise), where the last
-// block to arrive at a sequence decides it. Where a target law looks at both rows of a position as a whole, one more before
-// the last finds the mixtures. With early exits the first two launches go position by position, and once a token is known to
-// be rejected they look at no row of its sequence behind it that they have not begun.
+// verify_chain with every row split over many blocks, all rows at once, in three launches. The first reads the tiles of
+// all rows. The second has one block per position, which finds its laws and the verdict on its draft token. The third
+// works on what is left (residual masses, noise); the last block to arrive at a sequence decides it. If a target law
+// depends on both rows of a position as a whole, one more launch before the third finds the mixtures. With early exits
+// the first two launches go position by position, and once a token is known to be rejected they start on no further row
+// of its sequence.
 #include "cuda/judge.cuh"
 #include "cuda/scratch.h"
 
 namespace specdec::cuda {
 namespace {
 
-constexpr int kDecideBlocks = 2;  // of the last kernel that a multiprocessor runs: they leave a thread 128 registers
+constexpr int kDecideBlocks = 2;  // of the last kernel per multiprocessor: they leave each thread 128 registers
 
-// Runs of both rows that a warp has in flight: with two ptxas would not get by on that for sm_100 and sm_120.
+// Runs of both rows that a warp has in flight: with two, ptxas would exceed that limit on sm_100 and sm_120.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kMassStep = 1;
 #else
 constexpr int kMassStep = 2;
 #endif
 
-// What becomes of a position's draft token, and the flags of what was looked at for that.
+// The verdict on a position's draft token, and the flags of what was read for it.
 struct alignas(16) Judged {
   Step step;        // by the block rule
   Verdict verdict;  // by the token rule
   int32_t status;
 };
 
-// What the kernels hand over, in device memory. Rows are numbered as in the flat arrays of args.
+// What the kernels hand to each other, in device memory. Rows are numbered as in the flat arrays of args.
 struct Workspace {
   float *target_tables, *draft_tables;  // [rows, tiles, TileTable::kNumbers]; the draft's only where reads_draft
   RowLaw* target_laws;                  // [target rows] of rules without coins, else null
   Position* positions;               // [target rows] of rules with coins, as after a draft accepted so far, else null,
-  Judged* judged;                    // and what becomes of their draft tokens
+  Judged* judged;                    // and the verdicts on their draft tokens
   RawRow *target_raws, *draft_raws;  // [rows] of a cascade
   Mixture mixture;                   // every position's, unless finds_mixtures
   float* mass;                       // [target rows, tiles] for mixtures and the block rule, else [batch, tiles]
@@ -39,9 +40,9 @@ struct Workspace {
   EarlyExit early;
   unsigned* measured;  // [target rows] blocks that have arrived at a mixture; null: see mixture
   unsigned chunks;     // blocks that share a row
-  unsigned groups;     // of so many blocks each in the last kernel, every groups-th position is a group's
-  bool by_runs;        // the last kernel's blocks do: see masses_by_runs
-  bool asks_early;     // for the draft's rows, all of them
+  unsigned groups;     // in the last kernel, of `chunks` blocks each: every groups-th position is a group's
+  bool by_runs;        // the last kernel's blocks work by runs: see masses_by_runs
+  bool asks_early;     // prefetches all of the draft's rows at the start
 };
 
 // Whether the positions' mixtures differ.
@@ -50,7 +51,7 @@ SPECDEC_HD bool finds_mixtures(const VerifyChainArgs& args) {
   return is_cascade(args.law.kind) || (args.law.kind == LawKind::kLossy && args.law.variant && has_draft(args));
 }
 
-// By `workers` threads, each with every so many-th word.
+// By `workers` threads: each copies every workers-th word.
 template <class T>
 __device__ __forceinline__ void copy_words(const T& from, T& to, int worker, int workers) {
   static_assert(sizeof(T) % 4 == 0, "words");
@@ -60,7 +61,7 @@ __device__ __forceinline__ void copy_words(const T& from, T& to, int worker, int
     memcpy(__builtin_assume_aligned(target + at, 4), __builtin_assume_aligned(source + at, 4), 4);
 }
 
-// Beyond the draft's last token only the row's flags are of interest.
+// Beyond the draft's last token only the row's flags matter.
 __device__ __forceinline__ Judged judged_at(const VerifyChainArgs& args, const Span& span, int64_t b, int64_t i,
                                             const Position& position, const DraftToken& token) {
   Judge at(position, token);
@@ -78,15 +79,15 @@ __device__ __forceinline__ Judged judged_at(const VerifyChainArgs& args, const S
   return out;
 }
 
-// What is left at position i if all draft tokens before are accepted.
+// What is left at position i if all earlier draft tokens are accepted.
 __device__ __forceinline__ Remainder left_at(const VerifyChainArgs& args, const Span& span, int64_t i,
                                              const Mixture& mixture) {
   if (i >= draft_rows(args, span)) return Remainder{};
   return i == span.length ? cascade_of(mixture) : residual_of(args.law, mixture, 1.0f);
 }
 
-// A block for position i of sequence b: the draft's row, if that is read, then the target's. While the rows are still being read
-// each of its first warps finds something that depends on no law.
+// One block per position i of sequence b: reads the draft's row, if needed, then the target's. While rows are still
+// being read, each of its first warps finds something that depends on no law.
 __global__ void __launch_bounds__(kRowThreads, 2)
     verify_laws_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_DYNAMIC_SHARED(shared);
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     } else if (warp_id() == 1) {
       if (judges) find_coin(args, span, b, i, token[0]);
     } else if (warp_id() == 2) {
-      if (judges && !reads && has_draft(args) && !args.target_to_draft) {  // wanted once the law is known
+      if (judges && !reads && has_draft(args) && !args.target_to_draft) {  // will be needed once the law is known
         const RowView row = draft_row(args, span, i);
         prefetch(row.data + token_at(args, span, i) * size_of(row.dtype));
       }
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   wait_for_previous();
   if (threadIdx.x == 0 && i == 0) work.arrived[b] = 0;
   if (!wanted) return;
-  if (work.early.is_beyond(b, i, args.num_draft)) {  // what is written there is not looked at
+  if (work.early.is_beyond(b, i, args.num_draft)) {  // nobody looks at what is written there
     if (threadIdx.x == 0 && work.positions) work.judged[index] = {{}, Verdict::kRejected, 0};
     if (threadIdx.x == 0 && work.target_laws) work.target_laws[index] = {};
     return;
@@ -170,21 +171,21 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   if (work.best) work.best[index] = 0;
   if (work.measured) work.measured[index] = 0;
   if (work.target_laws) work.target_laws[index] = now[0].law;
-  if (!work.positions || (drafted && work.measured)) return;  // where the mixture is wanted first
+  if (!work.positions || (drafted && work.measured)) return;  // where the mixture is needed first
   const Judged judged = judged_at(args, span, b, i, now[0], token[0]);
   work.judged[index] = judged;
   if (judged.verdict != Verdict::kAccepted) work.early.reject(b, i, args.num_draft);
 }
 
-// Takes a position from where the laws left it, by the block.
+// Copies a position as the laws kernel left it, by one block.
 __device__ __forceinline__ void take_position(const Position& from, Position& to) {
   __syncthreads();
   copy_words(from, to, int(threadIdx.x), int(blockDim.x));
   __syncthreads();
 }
 
-// Finds the mixture of each position. A measure is summed by all its blocks; solving for a scale takes one block, as the
-// sum is wanted again and again.
+// Finds the mixture of each position. A measure is summed by all the position's blocks; solving for a scale takes one
+// block, as it needs the sum again and again.
 __global__ void __launch_bounds__(kRowThreads, 2)
     verify_mixtures_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_SHARED(Mixing, mixing, 1);
@@ -225,12 +226,12 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   work.judged[index] = judged_at(args, found, b, i, at[0], token);
 }
 
-// One sequence in the last kernel. Every thread of a block goes the same way; so does every block of the sequence until
-// they hand over. Match and greedy are a kernel of their own: they need half the code and fewer registers.
+// One sequence in the last kernel. All threads of a block take the same branches; so do all blocks of the sequence
+// until they hand over. Match and greedy have a kernel of their own, with half the code and fewer registers.
 template <bool kMatches>
 class Chain {
  public:
-  // `span` and `now` are in shared memory: what all threads know alike.
+  // `span` and `now` are in shared memory: all threads use the same ones.
   __device__ Chain(const VerifyChainArgs& args, const Workspace& work, int64_t b, Span& span, Position& now)
       : args_(args), work_(work), b_(b), span_(span), now_(now) {
     const Span found = find_span(args, b);
@@ -248,7 +249,7 @@ class Chain {
     if (writes_) write_outcome(args_, span_, b_, outcome, status_, threadIdx.x, blockDim.x);
   }
 
-  // ---- What common/chain_rules.h asks of a chain, for the block rule and match ----
+  // ---- Answers to common/chain_rules.h, for the block rule and match ----
 
   __device__ int64_t token(int64_t i) const { return token_at(args_, span_, i); }
   __device__ double coin(int64_t i) { return uniform(i + 1); }
@@ -270,7 +271,7 @@ class Chain {
   __device__ TileTable table(int64_t i) const { return table_of(work_.target_tables, span_.target_index + i, tiles_); }
   __device__ float* mass_of(int64_t i) const { return work_.mass + (span_.target_index + i) * tiles_; }
   __device__ const Judged& judged(int64_t i) const { return work_.judged[span_.target_index + i]; }
-  // This block among the sequence's; the share of a row that is its; whether a position is.
+  // This block's number among the sequence's; its share of a row; whether a position is its own.
   __device__ int members() const { return int(work_.chunks * work_.groups); }
   __device__ int member() const { return int(blockIdx.x % unsigned(members())); }
   __device__ int chunk() const { return int(unsigned(member()) % work_.chunks); }
@@ -279,7 +280,7 @@ class Chain {
 
   __device__ bool last_to_arrive() { return writes_ = arrives_last(&work_.arrived[b_], members()); }
 
-  // Goes to position i, where w times its law is left after Q, or of a bonus all of P or of a cascade's law.
+  // Goes to position i, leaving there w times its law minus Q or, for a bonus, all of P or of a cascade's law.
   __device__ void set_position(int64_t i, float w) {
     take_position(work_.positions[span_.target_index + i], now_);
     if (w == 1.0f && as_told_) return;
@@ -293,14 +294,14 @@ class Chain {
     });
   }
 
-  // Asks for this block's share of draft row i, which nothing may have read yet, before the laws there are looked up.
+  // Prefetches this block's share of draft row i, which may still be unread, before its laws are looked up.
   __device__ void prefetch_draft(int64_t i) const {
     if (!has_draft(args_) || args_.target_to_draft || i >= draft_rows(args_, span_)) return;
     const RowView row = draft_row(args_, span_, i);
     for_each_tile(member(), members(), tiles_, [&](int tile) { prefetch_tile(row, tile); });
   }
 
-  // The masses of what is left there, of the tiles that fall to this one of `size` blocks.
+  // The masses of what is left there, for the tiles of block `rank` of `size`.
   __device__ void find_masses(const TileTable& table, float* mass, int rank, int size) {
     if (!now_.certain()) {
       const bool by_runs = work_.by_runs && !now_.left.mixed && now_.reads_rows();  // else the table tells most
@@ -312,7 +313,7 @@ class Chain {
       mass[tile] = tile == 0 ? residual_weight(now_.left.scale, now_.q(now_.law.argmax)) : 0.0f;
   }
 
-  // By the last block: an id from the masses that all have left; from P or a cascade's law where nothing is left.
+  // By the last block: an id from the masses that all blocks have left; from P or a cascade's law if nothing is left.
   __device__ int64_t draw(const TileTable& table, float* mass, double uniform) {
     for (int attempt = 0;; ++attempt) {
       const int32_t id = draw_id(now_, mass, uniform);
@@ -323,14 +324,14 @@ class Chain {
     }
   }
 
-  // What one warp found out about the draft.
+  // What one warp has found out about the draft.
   struct Counted {
     int64_t accepted;
     int32_t status;
-    bool impossible;  // what comes then
+    bool impossible;  // the token that comes next
   };
 
-  // Those before the first that is not accepted. By one warp: the others would only be in its way.
+  // The number of tokens before the first that is not accepted. By one warp: the others would only be in its way.
   template <class VerdictAt>
   __device__ int64_t count_accepted(VerdictAt verdict_at) {
     SPECDEC_SHARED(Counted, box, 1);
@@ -345,7 +346,7 @@ class Chain {
     return counted.accepted;
   }
 
-  // A position a lane, so that their loads are in flight together.
+  // One position per lane, so that their loads are in flight together.
   template <class VerdictAt>
   __device__ Counted counted_by_warp(VerdictAt verdict_at) const {
     int32_t status = 0;
@@ -361,7 +362,7 @@ class Chain {
     }
   }
 
-  // The token rule, or the block rule where `weighs`.
+  // The token rule, or the block rule if `weighs`.
   __device__ Outcome by_coins(bool weighs) {
     if (weighs) {
       find_all_masses();
@@ -374,13 +375,13 @@ class Chain {
     });
     if (next_after(span_, i) == Next::kNothing) return {i, Outcome::kNothing};
     if (!weighs && !work_.asks_early) prefetch_draft(i);
-    // Goes to where the token after the accepted ones comes from. What was not read before counts now.
+    // Goes to the position of the token after the accepted ones. Flags of what was not read before count now.
     set_position(i, remembered_w_);
     status_ |= now_.law.status;
     if (now_.certain()) return {i, now_.law.argmax};
     status_ |= now_.draft.law.status;
     const double u = uniform(0);
-    // Beside sequences under the block rule, which have room at every position, only the same layout is safe.
+    // If some sequences use the block rule, which needs room at every position, the others must use the same layout.
     float* mass = args_.acceptance == Acceptance::kBlock ? mass_of(i) : work_.mass + b_ * tiles_;
     if (weighs) return {i, draw(table(i), mass, u)};
     if (now_.reads_rows()) {
@@ -394,7 +395,7 @@ class Chain {
     return {i, draw(table(i), mass, u)};
   }
 
-  // All that the block rule could need: what is left at each position given w, which its own past decides.
+  // All masses that the block rule could need: what is left at each position given w, which earlier positions decide.
   __device__ void find_all_masses() {
     const auto find = [&](int64_t i, float w) {
       if (!has(i)) return;
@@ -445,8 +446,8 @@ class Chain {
   float remembered_w_ = 1.0f;
   int32_t status_;
   int tiles_;
-  bool writes_;          // the outputs: this block does
-  bool as_told_ = true;  // the span is as it was when the laws were found
+  bool writes_;          // this block writes the outputs
+  bool as_told_ = true;  // the span is still as it was when the laws were found
 };
 
 template <bool kMatches>
@@ -459,11 +460,11 @@ __global__ void __launch_bounds__(kRowThreads, kDecideBlocks)
   chain.run();
 }
 
-// Whether a row tells of itself that its draft token is rejected, and whether its table does, without the draft's row.
+// Whether a row alone can show that its draft token is rejected; and whether its table can, without the draft's row.
 bool may_exit(const VerifyChainArgs& args) {
   return args.acceptance == Acceptance::kGreedy || (args.acceptance == Acceptance::kToken && !finds_mixtures(args));
 }
-// Where rows are probabilities, one of too little mass has a law that its largest weight does not tell.
+// If rows are probabilities, one with too little mass has a law that its largest weight does not determine.
 bool may_exit_scan(const VerifyChainArgs& args) {
   return may_exit(args) && !reads_draft(args) && args.params.rows == RowKind::kLogits &&
          (args.acceptance == Acceptance::kGreedy || !may_cut(args.params));
@@ -498,8 +499,8 @@ void lay_out(const VerifyChainArgs& args, bool early, Arena& arena, Workspace& w
   }
 }
 
-// How the last kernel's blocks share a sequence. Under the block rule and with noise every position's row is looked at, so
-// that there is work for more blocks than share a row.
+// How the last kernel's blocks share a sequence. The block rule and noise look at every position's row, so there is
+// work for more blocks than share one row.
 void lay_out_last(const VerifyChainArgs& args, Workspace& work) {
   constexpr int kWarps = kRowThreads / 32;
   static_assert(kWarps == kTilesOfBlock * kRuns, "masses_by_runs");
@@ -509,11 +510,11 @@ void lay_out_last(const VerifyChainArgs& args, Workspace& work) {
     work.chunks = unsigned(chunks_at_once(tiles, args.batch, kWarps, kDecideBlocks));
   if (args.acceptance == Acceptance::kBlock || work.best)
     work.groups = unsigned(groups_at_once(args.num_draft + 1, args.batch * work.chunks, kDecideBlocks));
-  // Where twice as many blocks and more find room, runs of a tile are for several warps.
+  // If there is room for at least twice as many blocks, several warps share a tile's runs.
   const auto most = unsigned(chunks_at_once(tiles, args.batch * work.groups, kTilesOfBlock, kDecideBlocks));
   work.by_runs = !by_match(args) && most >= 2 * work.chunks;
   if (work.by_runs) work.chunks = most;
-  // While the laws are found the memory has nothing to do, for about so many bytes.
+  // While the laws are found the memory is idle, for about so many bytes.
   constexpr int64_t kIdleBytes = 16 << 20;
   const Rows& draft = rows_of_draft(args);
   work.asks_early = has_draft(args) && !reads_draft(args) && !by_match(args) &&
@@ -539,11 +540,11 @@ cudaError_t verify_split(const VerifyChainArgs& args, bool early, const Launch& 
   const EarlyExit of_scan = may_exit_scan(args) ? work.early : EarlyExit{};
   if (!error) error = launch_scan(args, work.target_tables, work.draft_tables, of_scan, launch.stream);
   if (error) return error;
-  // Where no row is cut a warp finds its law, and four are enough for what is looked at beside it.
+  // If no row is cut, one warp finds its law, and four warps are enough for what is looked at beside it.
   const bool cuts = finds_cuts(args);
   Shape shape{dim3(unsigned(args.batch * (args.num_draft + 1))), dim3(cuts ? kRowThreads : 128)};
   shape.shared = cuts ? kMaxListed * sizeof(float) : 0;
-  // Without a scan the kernel before is another's, which may still be writing what this one looks at before it waits.
+  // Without a scan the previous kernel is another's, and may still be writing what this one reads before it waits.
   shape.overlapping = may_overlap() && rows_to_scan(args) > 0;
   error = launch_kernel(verify_laws_kernel, shape, launch.stream, args, work);
   if (error) return error;

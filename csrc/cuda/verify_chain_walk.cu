@@ -1,11 +1,11 @@
-// verify_chain with a block (or a cluster of them) a sequence: rows are read only as far as the rule gets, and
-// both rows of a position once more where a target law needs a measure of them.
+// verify_chain with one block (or one cluster) per sequence: rows are read only as far as the rule gets, and both rows
+// of a position once more if a target law needs a measure of them.
 #include "cuda/chain_walk.cuh"
 
 namespace specdec::SPECDEC_CUDA_ROWS {
 namespace {
 
-// For two blocks a multiprocessor, of 128 registers a thread, it lacks one.
+// For two blocks per multiprocessor, with 128 registers per thread, it is one register short.
 template <bool kClustered>
 __global__ void __launch_bounds__(kWalkThreads, 1)
     verify_walk_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Place place) {
@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
   SPECDEC_SHARED(ChainState, state, 1);
   float* const list = reinterpret_cast<float*>(shared);
   const int64_t b = blockIdx.x / Team<kClustered>::size();
-  // Other rows than processed ones are read by this layout only where the numbers fit shared memory (`decide` asks).
+  // Unprocessed rows reach this layout only if the numbers fit shared memory (`decide` checks).
   float* const numbers = kProcessed ? place.of(b, list) : list + (place.listed ? kMaxListed : 0);
   Chain<kClustered>(args, b, state[0], list, numbers).run();
 }

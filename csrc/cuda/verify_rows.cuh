@@ -1,4 +1,4 @@
-// The rows of one sequence of a verify step: where its span ends, its target rows, its draft laws.
+// The rows of one sequence in a verify step: where its span ends, its target rows, its draft laws.
 #pragma once
 #include "common/chain_rules.h"
 #include "cuda/mixture.cuh"
@@ -6,7 +6,7 @@
 
 namespace specdec::SPECDEC_CUDA_ROWS {
 
-// By a whole warp, a draft token a lane; the same in every lane.
+// By a whole warp, one draft token per lane; the same result in every lane.
 struct WarpSearch {
   template <class EndAt>
   __device__ __forceinline__ FoundEnd operator()(int64_t limit, EndAt end_at) const {
@@ -26,7 +26,7 @@ __device__ __forceinline__ Span find_span(const VerifyChainArgs& args, int64_t b
   return find_span(args, b, WarpSearch{});
 }
 
-// As processors make it, once the block knows the sequence's overlay.
+// With processors applied, once the block knows the sequence's overlay.
 __device__ __forceinline__ RowView target_row(const VerifyArgs& args, const Span& span, int64_t i) {
   RowView row = row_view(args.target, span.batch, span.first_target + i);
   row.lay_over(i);
@@ -37,20 +37,20 @@ __device__ __forceinline__ RowView draft_row(const VerifyArgs& args, const Span&
   return row_view(rows_of_draft(args), span.draft_batch, span.first_draft + i);
 }
 
-// Tiles of a row of the draft; 0 without one.
+// Tiles of a draft row; 0 without a draft.
 inline int draft_tiles(const VerifyArgs& args) { return has_draft(args) ? tiles_of(rows_of_draft(args).vocab) : 0; }
 
-// Whether draft rows must be read: to know their laws or raw rows (or, of probabilities, whether they are a law).
+// Whether draft rows must be read: for their laws or raw rows (or, for probabilities, to see whether they are a law).
 SPECDEC_HD bool reads_draft(const VerifyArgs& args) {
   return args.draft_probs.data || (args.draft.data && (!args.draft_values || is_cascade(args.law.kind)));
 }
 
-// By match and greedily the target alone decides.
+// For match and greedy the target alone decides.
 SPECDEC_HD bool reads_draft(const VerifyChainArgs& args) {
   return !by_match(args) && reads_draft(static_cast<const VerifyArgs&>(args));
 }
 
-// How draft rows are read: greedily where not their laws are wanted.
+// Whether draft rows are read greedily, as their laws are not needed.
 SPECDEC_HD bool reads_greedily(const VerifyArgs& args) { return args.draft_probs.data || has_stats(args); }
 
 __device__ __forceinline__ Sampling draft_sampling(const VerifyArgs& args, int64_t b) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ Sampling draft_sampling(const VerifyArgs& args, int64
   return reads_greedily(args) ? made_greedy(s) : s;
 }
 
-// That of a row of probabilities, given the sum of its masses and what find_law has made of it: no flag, or no_law.
+// The law of a row of probabilities, from the sum of its masses and what find_law made of it: without flags, or no_law.
 __device__ __forceinline__ RowLaw law_of_probs(RowLaw read, float total) {
   const int32_t status = read.status & kNaN;
   if (status || !is_distribution(total)) return no_law(status);
@@ -67,8 +67,8 @@ __device__ __forceinline__ RowLaw law_of_probs(RowLaw read, float total) {
   return read;
 }
 
-// The draft's law at position i. `read`: the row's law, unless that is the caller's; see law_of_probs.
-// `point`: the id that has all mass where there is no draft.
+// The draft's law at position i. `read`: the law found for the row, unused if the caller gave it; see law_of_probs.
+// `point`: the id with all mass if there is no draft.
 __device__ __forceinline__ DraftLaw draft_law(const VerifyArgs& args, const Span& span, int64_t b, int64_t i,
                                               const RowLaw& read, int32_t point) {
   DraftLaw draft;

@@ -1,5 +1,5 @@
-// verify_tree with a block (or a cluster of them) a sequence: of all the rows of a tree only those are read that the rule
-// gets to.
+// verify_tree with one block (or one cluster) per sequence: of all the rows of a tree only those that the rule gets to
+// are read.
 #include "common/tree_rules.h"
 #include "cuda/siblings.cuh"
 #include "cuda/strategy.h"
@@ -8,7 +8,7 @@
 namespace specdec::SPECDEC_CUDA_ROWS {
 namespace {
 
-// What common/tree_rules.h asks of a sequence's rows.
+// The answers of a sequence's rows to common/tree_rules.h.
 template <bool kClustered>
 class TreeRows : public WalkRows<kClustered> {
   using Base = WalkRows<kClustered>;

@@ -1,4 +1,4 @@
-// What kernels share that have a block, or a cluster of blocks, a sequence and read rows only as far as a rule gets.
+// Shared by the kernels with one block or cluster per sequence, which read rows only as far as a rule gets.
 #pragma once
 #include "cuda/rows.cuh"
 #include "cuda/strategy.h"
@@ -9,7 +9,7 @@ namespace specdec::SPECDEC_CUDA_ROWS {
 constexpr int kWalkThreads = 256;
 constexpr unsigned kMaxCluster = 8;
 
-// Long and called from several places: out of line, each is there once. `raw`: null where the raw row is not wanted;
+// Long, with several call sites: out of line, so that each exists once. `raw`: null if the raw row is not needed;
 // `probs`: the row holds probabilities.
 template <bool kClustered>
 __device__ __noinline__ void read_row(Reading& reading, RawRow* raw, bool probs = false) {
@@ -34,7 +34,7 @@ __device__ __noinline__ Fixed best_noisy(const Position& from, const TileTable& 
   return block_reduce(best.key, Fixed(0), Max{});
 }
 
-// The id of the best noisy score of a row that was read, by a team.
+// The id with the best noisy score in a row that was read, by a team.
 template <bool kClustered>
 __device__ __forceinline__ int32_t noisy_token(const Position& from, const TileTable& table, int64_t key) {
   SPECDEC_SHARED(Fixed, box, kMaxCluster);
@@ -49,13 +49,13 @@ __device__ __forceinline__ int32_t noisy_token(const Position& from, const TileT
   return noisy_id(found);
 }
 
-// Numbers that a sequence's rows leave behind: two tables and two rows of masses.
+// How many numbers a sequence's rows leave behind: two tables and two rows of masses.
 inline int64_t numbers_of(const VerifyArgs& args) {
   const int64_t tiles = tiles_of(args.target.vocab);
   return (tiles + draft_tiles(args)) * TileTable::kNumbers + 2 * tiles;
 }
 
-// Where that is: in shared memory, after the list, or in device memory.
+// Where these numbers are: in shared memory, after the list, or in device memory.
 struct Place {
   bool listed;
   float* numbers;  // null: shared
@@ -66,7 +66,7 @@ struct Place {
   size_t shared() const { return sizeof(float) * size_t((listed ? kMaxListed : 0) + (numbers ? 0 : size)); }
 };
 
-// What most GPUs give a block is 99 KB, the list and the kernels' own arrays (verify_tree's: 31 KB) included.
+// Most GPUs give a block 99 KB, including the list and the kernels' own arrays (verify_tree's: 31 KB).
 constexpr int64_t kMostSharedNumbers = 13 << 10;
 
 inline Place place_of(const VerifyArgs& args, const Launch& launch) {
@@ -76,7 +76,7 @@ inline Place place_of(const VerifyArgs& args, const Launch& launch) {
   return place;
 }
 
-// Blocks a sequence, which has its rows to itself: the fewer sequences, the more share each row.
+// Blocks per sequence, which has its rows to itself: the fewer sequences, the more blocks share each row.
 inline unsigned cluster_of(const VerifyArgs& args) {
   const Strategy forced = forced_strategy();
   unsigned cluster = forced == Strategy::kCluster ? 2 : 1;
@@ -87,27 +87,27 @@ inline unsigned cluster_of(const VerifyArgs& args) {
   return hopper_code() ? cluster : 1;
 }
 
-// How a walking kernel is launched: by a block a sequence, or by clusters, whose kernel is given.
+// How a walking kernel is launched: with one block per sequence, or with clusters, whose kernel is given.
 template <class Kernel>
 Shape walk_shape(const VerifyArgs& args, const Place& place, unsigned cluster, Kernel by_cluster) {
   const dim3 threads(threads_for(tiles_of(args.target.vocab), kWalkThreads));
   const auto shape = [&] { return Shape{dim3(unsigned(args.batch) * cluster), threads, place.shared(), cluster}; };
   if (place.numbers) cluster = 1;
-  // The multiprocessors of a small GPU, or of a part of one, may come in groups that are smaller than a cluster.
+  // The multiprocessors of a small GPU, or of a part of one, may come in groups smaller than a cluster.
   while (cluster > 1 && clusters_at_once(reinterpret_cast<const void*>(by_cluster), shape()) == 0) cluster /= 2;
   return shape();
 }
 
-// What all threads of a block know alike is kept in shared memory, not in everybody's registers.
+// The state that all threads of a block share; in shared memory, so that it does not fill everybody's registers.
 struct WalkState {
   Span span;
   Reading target, draft;
   Position now;  // the present position
   Mixing mixing;
-  float *mass, *other_mass;  // of its tiles, and room for as many
+  float *mass, *other_mass;  // its tiles' masses, and room for as many
 };
 
-// What is read of a row of the present position; the row's flags.
+// Reads a row of the present position; returns the row's flags.
 template <bool kClustered>
 __device__ __forceinline__ int32_t read_target(const VerifyArgs& args, WalkState& state, int64_t i) {
   by_one([&] {
@@ -138,14 +138,14 @@ __device__ __forceinline__ int32_t read_draft(const VerifyArgs& args, WalkState&
   return state.now.draft.law.status;
 }
 
-// The rows of one sequence, one position after the other. Every thread of every block of the team goes the same way, with
-// the same numbers.
+// The rows of one sequence, one position after the other. All threads of all blocks of the team take the same branches,
+// with the same numbers.
 template <bool kClustered>
 class WalkRows {
  public:
   using Group = Team<kClustered>;
 
-  // `list`: of kMaxListed floats, if rows may be cut; `numbers`: see numbers_of.
+  // `list`: kMaxListed floats, if rows may be cut; `numbers`: see numbers_of.
   __device__ WalkRows(const VerifyArgs& args, int64_t b, const Span& span, const Sampling& target_sampling,
                       WalkState& state, float* list, float* numbers)
       : args_(args), b_(b), state_(state), status_(span.status) {
@@ -169,7 +169,7 @@ class WalkRows {
   // Reads target row i, without a draft; its flags count from here on.
   __device__ void read_target(int64_t i) { status_ |= cuda::read_target<kClustered>(args_, state_, i); }
 
-  // And the draft's row i, whose flags count too; begins the position's mixture. `point`: as for draft_law.
+  // Reads the draft's row i too, whose flags count as well; begins the position's mixture. `point`: as for draft_law.
   __device__ void read_draft(int64_t i, int32_t point) {
     status_ |= cuda::read_draft<kClustered>(args_, state_, b_, i, point);
   }
@@ -184,7 +184,7 @@ class WalkRows {
       end_mixing<kClustered>(args_.law, state_.mixing, state_.now, state_.mass);
   }
 
-  // Leaves a cascade's law itself at the present position.
+  // Makes the remainder at the present position the cascade's law itself.
   __device__ void set_cascade() {
     end_mixture();
     by_one([&] { state_.now.left = cascade_of(state_.now.mixture); });
@@ -197,8 +197,8 @@ class WalkRows {
     Group::sync();
   }
 
-  // A token from what is left at a position, given its tiles' masses, or from what takes its place where that is nothing.
-  // reread() reads the position's row again if the table is another's.
+  // A token from what is left at a position, given its tiles' masses; if nothing is left, from what replaces it.
+  // reread() reads the position's row again if the table holds another row.
   template <class Reread>
   __device__ int32_t draw_left(Position& from, const float* mass, double uniform, Reread reread) {
     for (int tried = 1;; ++tried) {
@@ -212,7 +212,7 @@ class WalkRows {
     }
   }
 
-  // The id that position i's noise picks from the row in hand.
+  // The id that position i's noise picks from the current row.
   __device__ int32_t noisy(int64_t i) {
     return noisy_token<kClustered>(state_.now, state_.target.table, key_at(args_, state_.span, b_, i));
   }

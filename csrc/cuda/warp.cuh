@@ -1,4 +1,4 @@
-// Warps and blocks: lane numbers and reductions. Every result is the same whatever the block's size.
+// Warps and blocks: lane numbers and reductions. Results do not depend on the block's size.
 #pragma once
 #include <cstdint>
 
@@ -38,7 +38,7 @@ struct Or {
   }
 };
 
-// `op` over the warp, the same bits in every lane: op is commutative and lanes meet in pairs.
+// `op` over the warp, with the same bits in every lane: op is commutative and lanes meet in pairs.
 template <class T, class Op>
 __device__ __forceinline__ T warp_reduce(T value, Op op) {
 #pragma unroll
@@ -46,7 +46,7 @@ __device__ __forceinline__ T warp_reduce(T value, Op op) {
   return value;
 }
 
-// `op` over the block, in every thread. For operations whose order does not matter: Max, Min, Or, sums of integers.
+// `op` over the block, in every thread. For operations whose order does not matter: Max, Min, Or, integer sums.
 template <class T, class Op>
 __device__ __forceinline__ T block_reduce(T value, T identity, Op op) {
   SPECDEC_SHARED(T, part, 32);
@@ -58,11 +58,11 @@ __device__ __forceinline__ T block_reduce(T value, T identity, Op op) {
   return value;
 }
 
-// True in the one block that arrives last: what the others have written is there to be read.
+// True in the one block that arrives last, which can read what the others have written.
 __device__ __forceinline__ bool arrives_last(unsigned* arrived, int64_t blocks) {
   SPECDEC_SHARED(bool, last, 1);
   __syncthreads();
-  if (threadIdx.x == 0) {  // for the whole block, whose barriers its fences go along with
+  if (threadIdx.x == 0) {  // for the whole block: its barriers extend the fences to all threads
     __threadfence();
     last[0] = atomicAdd(arrived, 1u) + 1 == unsigned(blocks);
     __threadfence();
@@ -71,7 +71,7 @@ __device__ __forceinline__ bool arrives_last(unsigned* arrived, int64_t blocks) 
   return last[0];
 }
 
-// Floats as unsigned integers of the same order. NaN has none: it is taken out before.
+// Floats as unsigned integers of the same order. NaN has no place: it is removed before.
 __device__ __forceinline__ uint32_t ordered(float x) {
   const uint32_t bits = __float_as_uint(x);
   return bits >> 31 ? ~bits : bits | 0x80000000u;

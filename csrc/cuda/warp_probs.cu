@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
         p[k] = law.one_hot ? float(first + k == law.argmax) : weight;
       }
       float* const to = out + index * row.vocab + first;
-      if (row.vocab % 4 == 0 && first + kRun <= row.vocab) {  // then every run begins at 16 bytes
+      if (row.vocab % 4 == 0 && first + kRun <= row.vocab) {  // then every run begins at a multiple of 16 bytes
         reinterpret_cast<float4*>(to)[0] = make_float4(p[0], p[1], p[2], p[3]);
         reinterpret_cast<float4*>(to)[1] = make_float4(p[4], p[5], p[6], p[7]);
       } else {

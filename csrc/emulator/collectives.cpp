@@ -1,4 +1,4 @@
-// How fibers meet: warp collectives, barriers, atomics, and the shared memory between them.
+// Where fibers meet: warp collectives, barriers, atomics, and the shared memory between them.
 #include "emulator/collectives.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace specdec::emulator {
 
 namespace {
 
-// Threads that have met: each has waited for what the others loaded.
+// For threads that have met: each has waited for the loads of the others.
 template <class ForEach>
 void wait_for_loads(ForEach for_each) {
   if (!counting) return;
@@ -60,7 +60,7 @@ uint64_t meet(unsigned mask, Collective kind, Resolve resolve, uint64_t value, i
       for (unsigned rest = mask; rest; rest &= rest - 1) f(warp.block->fibers[warp.index * 32 + __builtin_ctz(rest)]);
     });
     resolve(warp, mask, site);
-    // The last to come goes on, except where chance decides.
+    // The last lane to arrive goes on, except in random schedules.
     const bool stay = machine.order != Order::kRandom;
     make_ready(warp, stay ? mask & ~bit : mask);
     if (!stay) give_way();
@@ -126,7 +126,7 @@ bool block_barrier(const char* what, bool vote, Site site) {
     block.vote = false;
     block.waiting = 0;
     for (size_t w = 0; w < size_t(block.threads + 31) / 32; ++w) make_ready(block.warps[w], ~block.warps[w].returned);
-    if (machine.order != Order::kRandom) {  // the last to come goes on
+    if (machine.order != Order::kRandom) {  // the last to arrive goes on
       self.warp->ready &= ~(1u << self.lane);
       if (!self.warp->ready) block.ready &= ~(1u << self.warp->index);
     } else {
@@ -183,8 +183,8 @@ void cluster_barrier(Site site) {
 
 // ---- memory
 
-// On the device an atomic orders nothing by itself; with a fence before it, it publishes what came before the fence, and a
-// fence after it sees what was so published. TSan is told just that.
+// On the device an atomic orders nothing by itself. With a fence before it, it publishes what came before the fence; a
+// fence after it sees what was published that way. TSan is told exactly that.
 void atomic_point(void* address) {
   Machine& m = machine;
   Block& block = *current->block;

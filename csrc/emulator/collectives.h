@@ -29,8 +29,8 @@ void resolve_ballot(Warp& warp, unsigned mask, Site site);
 void resolve_match(Warp& warp, unsigned mask, Site site);
 void resolve_nothing(Warp& warp, unsigned mask, Site site);
 
-// The other resolvers are in collectives.cpp, which TSan does not watch. Nor must it this one, which is compiled with a
-// kernel: it works in one lane for all of them.
+// The other resolvers are in collectives.cpp, which TSan does not watch. It must not watch this one either, although it
+// is compiled with a kernel: it works in one lane for all of them.
 template <class T, class Op>
 [[gnu::no_sanitize("thread")]] void resolve_reduce(Warp& warp, unsigned mask, Site) {
   T total{};

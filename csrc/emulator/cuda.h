@@ -1,5 +1,5 @@
 // Runs CUDA C++ kernels on the CPU: what cuda/portable.h gives nvcc, for a C++ compiler. Needs nothing of the CUDA toolkit.
-// csrc/emulator/*.cpp belong into every library of emulated kernels.
+// csrc/emulator/*.cpp belong in every library of emulated kernels.
 //
 // Kernels run in one thread of the CPU, a fiber for each CUDA thread; fibers give way to each other at collectives and
 // barriers, in random schedules at atomics too. What this cannot show: weak memory other than what TSan finds, inline PTX,
@@ -40,7 +40,7 @@ cudaError_t launch_named(const char* name, void (*kernel)(Parameters...), const 
   };
   const Call call{kernel, {std::forward<Arguments>(arguments)...}};
   auto body = [](const void* p) {
-    // Parameters come with the launch; the device does not fetch them from the host's memory.
+    // Parameters are copied with the launch; the device does not fetch them from the host's memory.
     const Call mine = [p] {
       emulator::IgnoreReads ignore;
       return *static_cast<const Call*>(p);
@@ -72,7 +72,7 @@ inline float half_bits_to_float(uint16_t bits) {
 
 inline float max_or_nan(float a, float b) { return a != a || b != b ? __uint_as_float(0x7FFFFFFFu) : fmaxf(a, b); }
 
-// Both halves of two words, where to_float gives the float of 16 bits.
+// Both halves of two words; to_float turns 16 bits into a float.
 template <class ToFloat>
 unsigned max_or_nan_x2(unsigned a, unsigned b, ToFloat to_float) {
   const auto larger = [&](uint16_t a, uint16_t b) -> unsigned {
@@ -118,7 +118,7 @@ inline unsigned load_now(const unsigned* address) {
   return __atomic_load_n(address, __ATOMIC_RELAXED);
 }
 
-// Of memory of any kind; what is not the cluster's own is counted.
+// Loads from memory of any kind; what is not the cluster's own is counted.
 template <class T>
 T load_anywhere(const T* address, emulator::Site site = emulator::Site::here()) {
   if (!emulator::is_shared(address)) return __ldg(address, site);

@@ -27,7 +27,7 @@ inline int __float_as_int(float x) { return specdec_bit_cast<int>(x); }
 inline float __uint_as_float(unsigned x) { return specdec_bit_cast<float>(x); }
 inline float __int_as_float(int x) { return specdec_bit_cast<float>(x); }
 
-// ---- numbers. The conversion saturates, as on the device: in C++ what is out of range has no value.
+// ---- numbers. The conversion saturates, as on the device: in C++ an out-of-range conversion is undefined.
 inline unsigned long long __float2ull_rn(float x) {
   constexpr unsigned long long kGreatest = ~0ull;
   if (x != x) return 1ull << 63;
@@ -36,7 +36,7 @@ inline unsigned long long __float2ull_rn(float x) {
   return whole > 0.0f ? static_cast<unsigned long long>(whole) : 0;
 }
 
-// As the device: any NaN gives way (in C a signalling one may not), and +0 is greater than -0.
+// As on the device: any NaN gives way (in C a signalling one need not), and +0 is greater than -0.
 namespace specdec::cuda {
 inline float fmaxf(float a, float b) {
   if (a != a || a < b) return b;

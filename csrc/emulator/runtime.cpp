@@ -22,7 +22,7 @@ constexpr size_t kPage = 4096;
 constexpr size_t kStack = kAsan ? 256 << 10 : 64 << 10;  // ASan's frames are larger
 constexpr size_t kMostFibers = 6000;                     // for TSan, which has at most 8128
 constexpr int kMostThreads = 1024;                       // a block
-constexpr int kMostOverlapping = 4096;                   // threads of blocks that run at a time by chance
+constexpr int kMostOverlapping = 4096;                   // threads of blocks that run at a time in random schedules
 
 int random_bit(unsigned mask) {
   const unsigned turn = unsigned(machine.next_random()) % 32;
@@ -52,7 +52,7 @@ Warp* next_in_order() {
   return nullptr;
 }
 
-// Any warp alike; or, in every second launch, by priorities that seldom change, so that some warps fall far behind.
+// Any warp alike; or, in about half of the launches, by priorities that seldom change, so that some warps lag far behind.
 Warp* next_at_random() {
   Machine& m = machine;
   const bool alike = m.launch_random % 2 == 0;
@@ -69,12 +69,12 @@ Warp* next_at_random() {
   return chosen;
 }
 
-// Takes the next fiber off the ready ones; null if none is.
+// Takes the next fiber that is ready; null if none is.
 Fiber* take_next() {
   Machine& m = machine;
   const bool random = m.order == Order::kRandom;
   const bool beside = m.num_copies + m.num_waiting > 0;
-  // In every second launch what goes on beside the threads waits until none of them can go on.
+  // What goes on beside the threads waits until no thread can go on; in about half of the random launches not always.
   if (beside && random && m.launch_random / 2 % 2 == 0 && m.next_random() % 16 == 0) go_on_beside();
   if (!m.last || !m.last->ready || (random && m.next_random() % 16 == 0)) {
     do {
@@ -120,7 +120,7 @@ void return_of(Fiber& fiber) {
   }
   if (block.waiting > 0) fail(block.waiting_in, block.site, "a thread of the block has returned without it");
   if (block.cluster->waiting > 0) fail("cluster_sync", block.cluster->site, "a thread has returned without it");
-  if (block.returned == block.threads) {  // its shared memory ends with it, also for the rest of the cluster
+  if (block.returned == block.threads) {  // its shared memory ends with it, for the rest of the cluster too
     check_ended(block);
     permit(block.memory, block.memory_bytes);
     if (!kTsan) std::memset(block.memory, 0xFF, machine.arrays_end);
@@ -166,7 +166,7 @@ void prepare_memory(Block& block) {
     if (!block.memory) throw std::bad_alloc();
     block.memory_bytes = bytes;
   }
-  // Not initialised on the device; here NaN, or -1, or the largest unsigned number, so that reading it shows.
+  // Uninitialised on the device; here NaN, or -1, or the largest unsigned number, so that reading it shows.
   permit(block.memory, block.memory_bytes);
   std::memset(block.memory, 0xFF, kTsan ? block.memory_bytes : m.arrays_end);
   forbid(block.memory, block.memory_bytes);
@@ -187,7 +187,7 @@ void prepare_stacks(Block& block) {
   }
   for (int i = 0; i < block.threads; ++i) {
     Fiber& fiber = block.fibers[i];
-    // Stacks begin at different cache sets: fibers of a warp take turns all the time.
+    // Stacks begin at different cache sets, as the fibers of a warp constantly take turns.
     fiber.stack = block.stacks + stride * size_t(i) + kPage;
     fiber.stack_bytes = kStack - size_t(i) * 7 % 64 * 64;
     make_context(fiber.context, fiber.stack, fiber.stack_bytes, fiber_main);
@@ -257,7 +257,7 @@ std::unique_ptr<Block> take_block() {
   if (kTsan && !m.ended.empty() && has < threads && m.num_fibers + threads - has > kMostFibers) {
     std::unique_ptr<Block> block = std::move(m.ended.front());
     m.ended.erase(m.ended.begin());
-    block->end.acquire();  // from here on the launch comes after that block, and races with it go unseen
+    block->end.acquire();  // the launch now counts as after that block: races with it go unseen
     return block;
   }
   if (pool.empty()) return std::make_unique<Block>();
@@ -283,7 +283,7 @@ void end_block(Block& block) {
   if (counting) m.counts.back().add(block);
   for (int i = 0; i < block.threads; ++i) {
     Fiber& fiber = block.fibers[i];
-    // What a fiber leaves poisoned: all its frames if it was given up, else those that end it.
+    // The part of its stack that a fiber leaves poisoned: all frames if it was given up, else only those that end it.
     const size_t used = fiber.waits == Waits::kReturned ? 2 * kPage : fiber.stack_bytes;
     permit(fiber.stack + fiber.stack_bytes - used, used);
   }
@@ -326,7 +326,7 @@ void run_all(std::vector<uint3>& firsts) {
   const int threads = int(m.grid.block.x * m.grid.block.y * m.grid.block.z * m.grid.cluster);
   size_t next = 0;
   while (next < firsts.size() || !m.clusters.empty()) {
-    // Unless told otherwise up to three clusters run at a time in random schedules, else one.
+    // Unless told otherwise, up to three clusters run at a time in random schedules, and one in the others.
     const size_t by_order = m.order == Order::kRandom && 3 * threads <= kMostOverlapping ? 1 + m.next_random() % 3 : 1;
     const size_t at_once = m.resident > 0 ? size_t(m.resident) : by_order;
     while (next < firsts.size() && m.clusters.size() < at_once) start_cluster(firsts[next++]);
@@ -433,13 +433,13 @@ bool run_grid(const Grid& grid, void (*body)(const void*), const void* arguments
     for (size_t i = firsts.size(); i > 1; --i) std::swap(firsts[i - 1], firsts[m.next_random() % i]);
   }
 
-  // Blocks are started by `front`, which has not seen what the host has if the launch may overlap the previous kernel: it
-  // knows what the host knew at that kernel's launch, until wait_for_previous.
+  // Blocks are started by `front`. If the launch may overlap the previous kernel, `front` has not seen what the host
+  // has: until wait_for_previous it knows only what the host knew at that kernel's launch.
 #ifdef SPECDEC_EMULATOR_TSAN
   m.host_tokens[m.launches % 2].release();
   void* const host = __tsan_get_current_fiber();
   if (!m.root) m.root = __tsan_create_fiber(0);
-  __tsan_switch_to_fiber(m.root, 1);  // who creates a fiber hands on what it has seen: root has seen nothing since
+  __tsan_switch_to_fiber(m.root, 1);  // a new fiber inherits what its creator has seen: root has seen nothing since
   void* const front = m.host.tsan = __tsan_create_fiber(0);
   __tsan_switch_to_fiber(front, 1);
   m.front_token.acquire();
@@ -453,7 +453,7 @@ bool run_grid(const Grid& grid, void (*body)(const void*), const void* arguments
     m.error = nullptr;
   }
   while (!m.clusters.empty()) end_cluster(*m.clusters.back());
-  // Where a kernel has failed, fibers were given up in the middle: TSan could not use them again.
+  // After a kernel has failed, fibers were given up midway: TSan could not use them again.
   if (!error) std::move(m.ended.begin(), m.ended.end(), std::back_inserter(m.pool()));
   m.ended.clear();
 #ifdef SPECDEC_EMULATOR_TSAN
@@ -496,7 +496,7 @@ SPECDEC_EXPORT void specdec_emulator_resident(int count) { specdec::emulator::ma
 // Kernels launched since the schedule was set.
 SPECDEC_EXPORT int64_t specdec_emulator_launches() { return specdec::emulator::machine.launches; }
 
-// Whether what launches do is counted from here on; what was counted before is forgotten.
+// Whether to count what launches do from here on; forgets what was counted before.
 SPECDEC_EXPORT void specdec_emulator_count(int on) {
   auto& m = specdec::emulator::machine;
   const std::lock_guard<std::mutex> lock(m.mutex);
@@ -504,7 +504,7 @@ SPECDEC_EXPORT void specdec_emulator_count(int on) {
   specdec::emulator::counting = on != 0;
 }
 
-// Counted launch `index` as it is written, and its numbers (see Counted); null behind the last.
+// The source text of counted launch `index`, and its numbers (see Counted); null past the last one.
 SPECDEC_EXPORT const char* specdec_emulator_counted(int64_t index, int64_t* numbers) {
   const auto& counts = specdec::emulator::machine.counts;
   if (index < 0 || size_t(index) >= counts.size()) return nullptr;

@@ -1,4 +1,4 @@
-// The machine that kernels run on: one fiber a CUDA thread, grouped in warps, blocks and clusters. runtime.cpp schedules them.
+// The machine that kernels run on: one fiber per CUDA thread, in warps, blocks and clusters. runtime.cpp schedules.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace specdec::emulator {
 
-// Where in a kernel something stands.
+// A place in a kernel's source.
 struct Site {
   const char* file;
   int line;
@@ -25,16 +25,16 @@ struct Block;
 struct Cluster;
 struct Warp;
 
-// What a block has done, while specdec_emulator_count is on. Threads add up relaxed: TSan is to see no order in it.
+// What a block has done, while specdec_emulator_count is on. Threads add relaxed: TSan must see no order in it.
 struct Work {
-  int64_t bytes = 0;    // read by the loads that have names, __ldg and the like, and by bulk copies
+  int64_t bytes = 0;    // read by bulk copies and by named loads such as __ldg
   int64_t copied = 0;   // by bulk copies alone
-  int64_t loading = 0;  // stretches between barriers in which something was loaded: none can overlap another
-  int64_t rounds = 0;   // of loads, one after the other, on the longest way through the block: see Fiber
+  int64_t loading = 0;  // stretches between barriers with loads in them: no two can overlap
+  int64_t rounds = 0;   // of loads, one after the other, on the longest path through the block: see Fiber
   int64_t barriers = 0, cluster_barriers = 0;
   int64_t atomics = 0, shared_atomics = 0;  // on device memory, on shared memory
-  int64_t collectives = 0;                  // of the warp with most
-  bool loads = false;                       // in the present stretch
+  int64_t collectives = 0;                  // of the warp with the most
+  bool loads = false;                       // there were any in the present stretch
 };
 __attribute__((visibility("hidden"))) inline bool counting = false;
 inline void count(int64_t& number, int64_t more) {
@@ -65,18 +65,18 @@ struct Fiber {
   size_t stack_bytes = 0;
   void *fake_stack = nullptr, *tsan = nullptr;
   unsigned barriers = 0, cluster_barriers = 0;
-  // Rounds of loads: what a thread loads between two collectives or barriers is under way together, and all that
-  // meet in one have waited as long as the last of them.
+  // Rounds of loads: all that a thread loads between two collectives or barriers is under way together, and all threads
+  // that meet in one have waited as long as the last of them.
   int64_t rounds = 0;
-  bool loads = false;   // since it last met others
+  bool loads = false;   // it has loaded since it last met others
   bool fenced = false;  // a fence since the last atomic: the next one publishes what came before
-  void* published[64];  // the last atomics since the last fence: a fence takes over what they published
+  void* published[64];  // the last atomics since the last fence: the next fence takes over what they published
   size_t num_published = 0;
 };
 
 enum class Collective : uint8_t { kSyncwarp, kShuffle, kVote, kMatch, kReduce };
 
-// Lanes on their way into one collective.
+// Lanes on their way to one collective.
 struct Meeting {
   unsigned mask, arrived;
   Collective kind;
@@ -98,11 +98,11 @@ struct Warp {
   Token tokens[64];
 };
 
-// What a barrier tells of.
+// What has landed at a barrier.
 struct Landing {
   const uint64_t* barrier = nullptr;
   int64_t rounds = 0;   // of loads until it has landed
-  bool unseen = false;  // nobody has waited for the last of it
+  bool unseen = false;  // nobody has waited for the last of it yet
   Site site{"", 0};
 };
 
@@ -115,7 +115,7 @@ struct Block {
   unsigned ready = 0;  // warps that can run
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
-  // The barrier that is filling, and whether any thread has voted for it, and for the last one.
+  // The barrier that is filling, whether any thread has voted for it, and whether any did for the last one.
   int waiting = 0;
   const char* waiting_in = "";
   Site site{"", 0};
@@ -140,11 +140,11 @@ struct Cluster {
   Token tokens[2];
 };
 
-// The fiber that runs. One launch runs at a time, so that a plain variable will do.
+// The fiber that is running. Only one launch runs at a time, so a plain variable will do.
 __attribute__((visibility("hidden"))) inline Fiber* current = nullptr;
 
-// Brings `value` and `argument` to the lanes of `mask`; the last lane to come runs `resolve`, which fills warp.result.
-// Returns the lane's result.
+// Brings `value` and `argument` to the lanes of `mask`; the last lane to arrive runs `resolve`, which fills
+// warp.result. Returns the lane's result.
 using Resolve = void (*)(Warp& warp, unsigned mask, Site site);
 uint64_t meet(unsigned mask, Collective kind, Resolve resolve, uint64_t value, int argument, Site site);
 
@@ -154,11 +154,11 @@ bool block_barrier(const char* what, bool vote, Site site);
 void cluster_barrier(Site site);
 void atomic_point(void* address);  // an atomic is about to happen: others may come first
 void atomic_done(void* address);
-void saw_published(void* address);  // the current thread, to be taken over by its next fence
+void saw_published(void* address);  // by the current thread, for its next fence to take over
 void fence();
 void wait_for_previous_kernel();
 
-// An array in shared memory: where in a block it stands, found out anew in each launch.
+// An array in shared memory: its place in a block, determined anew in each launch.
 struct SharedArray {
   uint64_t launch = 0;
   size_t offset = 0;
@@ -174,22 +174,22 @@ Array& shared_array(SharedArray& array, Site site) {
 
 unsigned blocks_of_cluster();
 void* address_in_cluster_block(void* address, unsigned rank);
-bool is_shared(const void* address);  // of a block of the cluster
+bool is_shared(const void* address);  // of any block of the cluster
 
-constexpr int kMostShared = 227 << 10;  // bytes of shared memory a block
+constexpr int kMostShared = 227 << 10;  // bytes of shared memory per block
 
 struct Grid {
   dim3 grid, block;
   size_t shared;
   unsigned cluster;
   bool overlapping;
-  const char* name;  // the launch as it is written
+  const char* name;  // the launch's source text
 };
 
-// Runs body(arguments) in every thread of the grid. False where the device would refuse the launch; throws what a kernel
-// does wrong.
+// Runs body(arguments) in every thread of the grid. False if the device would refuse the launch; throws if a kernel
+// does something wrong.
 bool run_grid(const Grid& grid, void (*body)(const void*), const void* arguments);
-void synchronize();  // what later launches may not overlap
+void synchronize();  // later launches may not overlap what came before
 int multiprocessors();
 
 }  // namespace specdec::emulator

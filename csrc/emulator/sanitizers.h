@@ -1,9 +1,9 @@
-// What the sanitizers must be told: ASan of stacks that change hands and of memory that may not be touched, TSan of what
-// orders memory on the device. Without a sanitizer all of it is nothing.
+// What the sanitizers must be told: ASan about stacks that change hands and memory that may not be touched, TSan about
+// what orders memory on the device. Without a sanitizer all of it is nothing.
 #pragma once
 #include <cstddef>
 
-// The scheduler itself is compiled without -fsanitize=thread, so that its bookkeeping is not watched: it is told by name.
+// The scheduler is compiled without -fsanitize=thread, so that its bookkeeping is not watched; a macro tells it.
 #if defined(__SANITIZE_THREAD__) && !defined(SPECDEC_EMULATOR_TSAN)
 #define SPECDEC_EMULATOR_TSAN 1
 #endif
@@ -49,7 +49,7 @@ inline void permit(void*, size_t) {}
 
 #ifdef SPECDEC_EMULATOR_TSAN
 constexpr bool kTsan = true;
-// A point that orders memory: who acquires it sees what was done before it was released.
+// A point that orders memory: whoever acquires it sees what was done before it was released.
 struct Token {
   char unused = 0;
   void release() { __tsan_release(this); }

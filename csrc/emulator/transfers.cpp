@@ -1,4 +1,4 @@
-// What goes on beside the threads: bulk copies into shared memory, the barriers that tell of their end, and threads that
+// What goes on beside the threads: bulk copies into shared memory, the barriers that signal their end, and threads that
 // wait for memory to change.
 #include "emulator/transfers.h"
 
@@ -12,10 +12,10 @@ namespace specdec::emulator {
 
 namespace {
 
-// What the 64 bits of a barrier are here; a device keeps its own.
+// The layout of a barrier's 64 bits here; a device has its own.
 struct Barrier {
   uint64_t phase : 1, arrivals : 15, missing : 15;
-  int64_t bytes : 33;  // that are expected and have not landed; negative where they landed first
+  int64_t bytes : 33;  // expected and not yet landed; negative if they landed first
 };
 static_assert(sizeof(Barrier) == sizeof(uint64_t));
 
@@ -32,7 +32,7 @@ Barrier read(const uint64_t* word) {
   return barrier;
 }
 
-// What a kernel names as a barrier.
+// Reads a barrier that a kernel names.
 Barrier read_named(const uint64_t* word, Site site) {
   check_in_block(word, sizeof *word, "mbarrier", site);
   const Barrier barrier = read(word);
@@ -49,7 +49,7 @@ void write(Barrier barrier, uint64_t* word) {
 }
 
 #ifdef SPECDEC_EMULATOR_TSAN
-// Copies as an agent of its own: it has seen what its starter had, and who waits for the barrier sees it.
+// Copies as an agent of its own: it has seen what its starter had, and whoever waits for the barrier sees the copy.
 void copy(const Copy& c) {
   void* const self = __tsan_get_current_fiber();
   __tsan_switch_to_fiber(machine.root, 1);  // as in run_grid
@@ -126,7 +126,7 @@ bool go_on_beside() {
   Machine& m = machine;
   if (wake()) return true;
   if (m.num_copies == 0) return false;
-  // The first to be started lands first, or last, or any.
+  // The copy started first lands first, or last, or any of them does.
   size_t chosen = m.order == Order::kRandom ? m.next_random() % m.num_copies : 0;
   for (size_t i = 1; i < m.num_copies && m.order != Order::kRandom; ++i)
     if ((m.copies[i].number < m.copies[chosen].number) == (m.order == Order::kForward)) chosen = i;

@@ -9,7 +9,7 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __forceinline__ inline
-#define __noinline__  // libstdc++ spells an attribute so: empty is valid there
+#define __noinline__  // libstdc++ uses this name for an attribute: empty is valid there
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
 struct uint3 {

@@ -33,7 +33,7 @@ constexpr std::int64_t kAnySize = -1;
 
 std::string type_name(const py::object& value) { return py::str(py::type::of(value).attr("__name__")); }
 
-// An integer argument; one beyond 64 bits becomes the nearest that fits, which no range contains.
+// An integer argument; one beyond 64 bits becomes the nearest that fits, which is out of every range.
 std::int64_t to_integer(const std::string& what, const py::object& value) {
   if (!PyIndex_Check(value.ptr()) || PyBool_Check(value.ptr())) {
     throw py::type_error(what + " must be an integer, got " + type_name(value));
@@ -192,7 +192,7 @@ py::array gumbel_noise(const py::object& keys, const py::object& tokens) {
 
 // ---------------------------------------------------------------- the class
 
-// Locks the index for a call. The GIL goes first and comes back last: nobody waits for it while holding the lock.
+// Locks the index for a call. Releases the GIL first, retakes it last: nobody waits for it while holding the lock.
 class Atomic {
  public:
   explicit Atomic(std::mutex& mutex) : lock_(mutex) {}
@@ -355,7 +355,7 @@ class NgramIndex {
     py::array_t<std::int64_t> lengths(num_sequences_);
     View view(lengths);
     {
-      const Atomic atomic(mutex_);  // until it is over the GIL is released: no Python object is copied then
+      const Atomic atomic(mutex_);  // the GIL is released until this ends, so no Python object is copied meanwhile
       for (std::int64_t b = 0; b < num_sequences_; ++b) {
         const auto [own, in_corpus] = matches(texts_[b]);
         view.set(static_cast<std::int64_t>(std::max(own.length, in_corpus.length)), b);
@@ -365,7 +365,7 @@ class NgramIndex {
   }
 
  private:
-  // Each sequence's limit in [0, most]; None: no lower one.
+  // Each sequence's limit in [0, most]; None: `most`.
   std::vector<std::int64_t> to_limits(const std::string& function, const py::object& limits, std::int64_t most) const {
     std::vector<std::int64_t> allowed(texts_.size(), most);
     if (limits.is_none()) return allowed;
@@ -374,7 +374,7 @@ class NgramIndex {
     return allowed;
   }
 
-  // Of the text's last tokens: the longest match in the text itself, and that in the corpus.
+  // For the text's last tokens: the longest match in the text itself, and the one in the corpus.
   std::pair<Match, Match> matches(const TextIndex& text) const {
     return {text.longest_match(text.tokens()), corpus_.longest_match(text.tokens())};
   }

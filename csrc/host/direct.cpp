@@ -1,8 +1,8 @@
-// `Direct`: a callable that runs an op past torch's dispatcher where nothing but the dispatcher's price would be lost, and
-// else calls the op itself. Written with CPython's own calls, as it is on the path of every op.
+// `Direct`: a callable that runs an op past torch's dispatcher if nothing but the dispatcher's cost is lost by that,
+// and otherwise calls the op itself. Written with CPython's own calls, as it is on the path of every op.
 #include "host/direct.h"
 
-#include <ATen/dlpack.h>  // of torch, and plain C
+#include <ATen/dlpack.h>  // torch's, but plain C
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <structmember.h>
@@ -32,7 +32,7 @@ struct Torch {
   const DLPackExchangeAPI* exchange = nullptr;
   PyObject* (*wrap)(const void* tensor) = nullptr;  // at::TensorBase, which an AtenTensorHandle points to
   int32_t (*free)(void* handle) = nullptr;
-  std::vector<PyObject*> busy;  // functions of no argument: true where something watches, records or changes calls
+  std::vector<PyObject*> busy;  // functions without arguments: true if something watches, records or changes calls
   PyObject* grad_enabled = nullptr;
   PyObject* out_of_memory = nullptr;  // the exception
   PyObject* requires_grad = nullptr;  // the name
@@ -56,7 +56,7 @@ int is_true(PyObject* function) {
   return truth;
 }
 
-// Of an answer that is owned; false where there is none.
+// Whether an answer, which is owned here, is False; false if there is no answer.
 bool is_false(PyObject* answer) {
   const bool no = answer == Py_False;
   Py_XDECREF(answer);
@@ -75,7 +75,7 @@ DirectTensor::DType dtype_of(const DLDataType& type) {
   return is(kDLFloat, 16) ? DirectTensor::kFloat16 : DirectTensor::kOther;
 }
 
-// A plain tensor of the CPU or of a CUDA device; else false, and maybe a Python error.
+// Sees a plain tensor on the CPU or a CUDA device; else false, perhaps with a Python error.
 bool see(PyObject* given, DirectTensor& out) {
   DLTensor view;
   if (Py_TYPE(given) != torch.tensor || torch.exchange->dltensor_from_py_object_no_sync(given, &view) != 0)
@@ -93,10 +93,10 @@ bool see(PyObject* given, DirectTensor& out) {
   return on_cuda || view.device.device_type == kDLCPU;
 }
 
-// One call's arguments, in a form that outlives no call and that mostly needs no memory but its own.
+// One call's arguments, which live no longer than the call and mostly need no memory but this object's own.
 class Arguments {
  public:
-  // Whether all can be had without the dispatcher.
+  // Whether all arguments can be had without the dispatcher.
   bool take_all(PyObject* const* given, const DirectOp& op) {
     const int grad = is_true(torch.grad_enabled);
     if (grad < 0) return false;
@@ -136,7 +136,7 @@ class Arguments {
     if (!see(given, view) || view.cuda_device != first_->cuda_device) return false;
     if (view.dtype != DirectTensor::kInt64 && view.dtype != DirectTensor::kInt32) {
       if (grad_ && !is_false(PyObject_GetAttr(given, torch.requires_grad))) return false;
-      if (!is_false(PyObject_CallOneArg(torch.is_neg, given))) return false;  // memory has the negated values
+      if (!is_false(PyObject_CallOneArg(torch.is_neg, given))) return false;  // its memory holds the negated values
     }
     out.kind = DirectArgument::kTensor;
     out.items = &view;
@@ -154,7 +154,7 @@ class Arguments {
       out = PyFloat_AS_DOUBLE(given);
       return true;
     }
-    if (!PyLong_Check(given)) return false;  // a bool is one
+    if (!PyLong_Check(given)) return false;  // a bool passes
     out = PyLong_AsDouble(given);
     return out != -1 || PyErr_Occurred() == nullptr;
   }
@@ -180,14 +180,14 @@ class Arguments {
   std::byte own_[3072];
   std::pmr::monotonic_buffer_resource memory_{own_, sizeof(own_)};
   DirectArgument* taken_ = nullptr;
-  const DirectTensor* first_ = nullptr;  // of the tensors
+  const DirectTensor* first_ = nullptr;  // the first tensor
   bool grad_ = false;
 };
 
 constexpr int32_t kMostResults = 8;
 
-// How many results are in `handles`; 0, and maybe a Python error, where the dispatcher must be asked; -1 and a Python error where
-// the kernel failed.
+// The number of results in `handles`; 0, perhaps with a Python error, if the dispatcher must be asked; -1 with a Python
+// error if the kernel failed.
 int32_t attempt(const Direct& self, PyObject* const* given, Py_ssize_t num_given, void** handles) {
   for (PyObject* function : torch.busy)
     if (is_true(function) != 0) return 0;
@@ -197,7 +197,7 @@ int32_t attempt(const Direct& self, PyObject* const* given, Py_ssize_t num_given
   try {
     if (!arguments.take_all(given, shape)) return 0;
   } catch (const std::bad_alloc&) {
-    return 0;  // then the dispatcher says so
+    return 0;  // the dispatcher will report it
   }
   const DirectOp* op = arguments.on_cuda() ? self.cuda : self.cpu;
   if (op == nullptr) return 0;
@@ -220,7 +220,7 @@ PyObject* wrap_and_free(void* handle) {
   return tensor;
 }
 
-// What C++ says where there is no memory reaches Python as a RuntimeError: it becomes torch's own exception.
+// C++ reports missing memory to Python as a RuntimeError: this turns it into torch's own exception.
 void name_out_of_memory() {
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
   PyErr_Fetch(&type, &value, &trace);
@@ -346,7 +346,7 @@ bool set_torch(const py::type& tensor, const py::capsule& exchange, std::uintptr
   if (api == nullptr) throw py::error_already_set();
   if (api->header.version.major != DLPACK_MAJOR_VERSION || api->dltensor_from_py_object_no_sync == nullptr)
     return false;
-  torch.busy.clear();  // an import that was interrupted may have come this far
+  torch.busy.clear();  // an interrupted import may have got this far
   torch.dtypes.clear();
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
   torch.exchange = api;

@@ -1,4 +1,4 @@
-// What the module binds of direct.cpp.
+// What the module takes from direct.cpp.
 #pragma once
 #include <pybind11/pybind11.h>
 

@@ -5,7 +5,7 @@
 namespace specdec::host {
 namespace {
 
-// The key of a context, as `_hash` of specdec_kernels/drafters/ngram_table.py makes it.
+// The key of a context, computed as `_hash` of specdec_kernels/drafters/ngram_table.py does.
 std::uint64_t context_key(std::span<const Token> context) {
   std::uint64_t key = 0;
   for (const Token token : context) {
@@ -23,7 +23,7 @@ std::size_t num_distinct(std::vector<Token> tokens) {
 }  // namespace
 
 void append_terms(const TextIndex& text, std::span<const Contexts> table, std::vector<Term>& terms) {
-  double rest = 1.0;  // of the mass: what the contexts so far leave to shorter ones
+  double rest = 1.0;  // the mass that the contexts so far leave to shorter ones
   const std::vector<Token>& tokens = text.tokens();
   std::vector<Token> following;
   const std::vector<Match> matches = text.matches();

@@ -1,5 +1,5 @@
-// What followed a text's last tokens before: in the text itself, and in a table of counts. No Python here: the binding is
-// bind_host.cpp, the specification specdec_kernels/_host_py.py.
+// What followed a text's last tokens earlier: in the text itself, and in a table of counts. No Python here: the binding
+// is bind_host.cpp, the specification specdec_kernels/_host_py.py.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +28,8 @@ struct Term {
 };
 
 // Appends to `terms` the distribution of the token after `text` by Witten and Bell's interpolation (1991): from the
-// longest context in the text itself to the shortest, then those of the table. The weights add up to less than 1 by
-// what is for tokens that were never seen.
+// longest context in the text itself to the shortest, then those of the table. The weights add up to less than 1 by the
+// share of tokens that were never seen.
 void append_terms(const TextIndex& text, std::span<const Contexts> table, std::vector<Term>& terms);
 
 }  // namespace specdec::host

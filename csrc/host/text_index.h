@@ -40,9 +40,9 @@ class TextIndex {
 
   // The latest occurrence in this text of the longest suffix of `tokens`, which may be this text's own.
   Match longest_match(const std::vector<Token>& tokens) const;
-  // That of each suffix of this text that occurred earlier, shortest first.
+  // The latest occurrence of each suffix of this text that occurred earlier, shortest first.
   std::vector<Match> matches() const;
-  // The occurrence before one; of length 0 if there is none.
+  // The occurrence before this one; of length 0 if there is none.
   Match before(Match match) const;
 
  private:
@@ -57,17 +57,17 @@ class TextIndex {
   template <class Visit>
   void for_each_gram(const std::vector<Token>& tokens, std::size_t end, Visit visit) const;
 
-  // The position in `latest_` of the gram of `length` tokens that end before `gram_end`, or the free one it would take.
+  // The slot in `latest_` of the gram of `length` tokens that end before `gram_end`, or the free one it would take.
   std::size_t find(const Token* gram_end, std::size_t length, std::uint64_t hash) const;
   void index_end(std::size_t end);
   void unindex_end(std::size_t end);
 
   std::size_t min_ngram_;
   std::size_t max_ngram_;
-  std::size_t capacity_ = 0;             // tokens there is room for: a power of two, or 0
+  std::size_t capacity_ = 0;             // tokens that there is room for: a power of two, or 0
   std::vector<Token> tokens_;            // [size]
   std::vector<std::uint32_t> previous_;  // [size, num_lengths]: row e belongs to the grams that end before token e
-  std::vector<std::uint32_t> latest_;    // [num_lengths, 2 * capacity]: half empty at least
+  std::vector<std::uint32_t> latest_;    // [num_lengths, 2 * capacity]: at least half empty
 };
 
 }  // namespace specdec::host

@@ -20,7 +20,7 @@ from bench.gpu import drafts, grid, measure, strategy
 from bench.inputs import Case
 from bench.providers import PROVIDERS, _gpu_peer, eager, flashinfer, own, sglang, vllm
 from bench.providers.eager import law
-from bench.registry import REGISTRY
+from bench.registry import MATCH, REGISTRY
 from python_tests import emulated
 from python_tests.bench import fake_peers
 
@@ -97,7 +97,7 @@ def test_sglang_walks_trees(name: str) -> None:
 def test_peers_refuse_target_laws_and_the_match_rule() -> None:
     for case in (
         grid.cases("cpu", grid.Sizes([96], [5], [5], ["Opt"]))[0],
-        Case("verify_chain", "match", 96, 5, **grid.MATCH),
+        Case("verify_chain", "match", 96, 5, **MATCH),
     ):
         assert offered(case) == {}
 

@@ -129,7 +129,7 @@ def test_first_token_has_the_target_law(rule: str, name: str) -> None:
     call = build(case, [name])[name]
     target = torch.randn(1, 3, 7).expand(count, 3, 7)
     draft = torch.randn(1, 2, 7).expand(count, 2, 7)
-    if rule == "one-hot":
+    if case.one_hot:
         tokens, draft, stats, probs = torch.tensor([[2, 4]]).expand(count, 2), None, None, None
     else:
         probs = law(draft, params)

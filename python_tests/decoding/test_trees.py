@@ -31,6 +31,7 @@ from specdec_kernels.decoding.state import Speculation
 from specdec_kernels.decoding.step import verify_step
 from specdec_kernels.drafters import Draft, Drafter, TreeDrafter
 from specdec_kernels.integrations.runners import as_runner
+from specdec_kernels.integrations.transformers.versions import CACHE
 from specdec_kernels.medusa import MedusaHeads
 from specdec_kernels.ops.verify_chain import ACCEPTANCES
 
@@ -141,7 +142,7 @@ def test_a_step_leaves_the_rows_and_the_state_that_feeding_the_text_leaves() -> 
             assert text[0].tolist() == (prompt.host_tokens[row].tolist() + answers[row].tolist())[: length - 1]
             full = model(text, output_hidden_states=True, use_cache=True)
             torch.testing.assert_close(state.hidden[row], full.hidden_states[-1][0, -1], rtol=1e-4, atol=1e-4)
-            for layer, want in zip(layers, full.past_key_values.layers, strict=True):
+            for layer, want in zip(layers, full[CACHE].layers, strict=True):
                 for got, rows in ((layer.key_rows, want.keys), (layer.value_rows, want.values)):
                     kept = got.unflatten(0, (2, -1))[row, : length - 1]
                     torch.testing.assert_close(kept, rows[0].transpose(0, 1), rtol=1e-4, atol=1e-4)

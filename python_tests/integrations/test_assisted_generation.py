@@ -415,7 +415,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "static cache": ({"cache_implementation": "static"}, "cache_implementation='static'"),
     "no cache": ({"use_cache": False}, "use_cache=False"),
-    "a cache": ({"past_key_values": DynamicCache()}, "past_key_values"),
+    "a cache": ({versions.CACHE: DynamicCache()}, versions.CACHE),
     "token healing": ({"token_healing": True}, "token_healing"),
     "mtp": ({"use_mtp": True}, "use_mtp"),
     "early exit": ({"assistant_early_exit": 1}, "assistant_early_exit"),
@@ -503,14 +503,14 @@ def test_positions_behind_those_of_a_model_are_warned_of(caplog: pytest.LogCaptu
 
 
 def test_transformers_that_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    for version in ("5.16.4", "5.24.0", "4.57.1"):
+    for version in ("5.16.4", "5.25.0", "4.57.1"):
         monkeypatch.setattr(versions.transformers, "__version__", version)
         with (
-            pytest.raises(ImportError, match=f"must be 5.17 … 5.23, got {version}"),
+            pytest.raises(ImportError, match=f"must be 5.17 … 5.24, got {version}"),
             assisted_generation(),
         ):
             pass
-    for version in ("5.17.0", "5.23.1.dev0"):
+    for version in ("5.17.0", "5.24.1.dev0"):
         monkeypatch.setattr(versions.transformers, "__version__", version)
         versions.check_version("here")
 

@@ -13,6 +13,7 @@ from python_tests.integrations.assistants import ENDS, Along
 from specdec_kernels.decoding import runner
 from specdec_kernels.integrations.transformers import assisted_generation
 from specdec_kernels.integrations.transformers.models import DECODERS, ENCODER_DECODERS
+from specdec_kernels.integrations.transformers.versions import CACHE
 
 ASKED = {"return_dict_in_generate": True, "output_attentions": True, "output_hidden_states": True}
 WINDOW = {"mistral": {"sliding_window": 6}}
@@ -26,7 +27,7 @@ def same(model: Any, ids: Tensor, mask: Tensor, **options: Any) -> Any:
     drafted = ("assistant_model", "prompt_lookup_num_tokens")
     plain = {name: value for name, value in options.items() if name not in drafted}
     expected = model.generate(ids, **plain | {"do_sample": False, "logits_processor": [Along(out.sequences)]})
-    assert out.keys() | {"past_key_values"} == expected.keys()
+    assert out.keys() | {CACHE} == expected.keys()
 
     t5 = model.config.is_encoder_decoder
     real = torch.ones(len(ids), 1, dtype=torch.bool) if t5 else mask.bool()

@@ -248,7 +248,23 @@ def test_rows_named_by_indices_are_read_where_they_are(name: str) -> None:
     assert draw(given, *[p[:0] if isinstance(p, Tensor) else p for p in each], indices=index[:0]).shape == (0,)
 
 
-def test_with_indices_parameters_may_be_of_rows_where_these_are_others() -> None:
+@pytest.mark.parametrize("name", ["top_k_top_p_sampling_from_logits", "top_k_top_p_sampling_from_probs"])
+def test_a_bound_of_top_k_changes_nothing(name: str) -> None:
+    """Also one that is too low, by which FlashInfer may cut."""
+    given = rows(3) if name.endswith("logits") else rows(3).softmax(-1)
+    draw = functools.partial(getattr(flashinfer, name), given, torch.tensor([4, 5, 6]), 0.9, seed=7, offset=3)
+    assert torch.equal(draw(top_k_max=1), draw())
+
+
+def test_with_indices_parameters_are_of_rows() -> None:
+    """Of as many outputs, too: else they may be of outputs."""
+    swapped = torch.tensor([1, 0])
+    probs, top_k = torch.tensor([[0.4, 0.6], [0.3, 0.7]]), torch.tensor([1, 2])
+    drawn = torch.stack([flashinfer.top_k_sampling_from_probs(probs, top_k, swapped) for _ in range(40)])
+    assert [len(column.unique()) for column in drawn.T] == [2, 1]
+
+
+def test_with_indices_parameters_may_be_of_outputs_where_these_are_others() -> None:
     probs, index = rows(2).softmax(-1), torch.tensor([1, 0, 0, 1, 1])
     top_p, top_k = torch.tensor([0.3, 0.9]), torch.tensor([2, 5])
     options: dict[str, Any] = {"indices": index, "seed": torch.arange(5), "offset": torch.arange(5)}

@@ -27,7 +27,7 @@ from ..integrations.transformers.packing import is_packed, pack_linear_weights
 __all__ = ["COMPARED", "NAMES", "OF_DRAFT_MODEL", "OF_TREES", "PLANNED", "check_heads", "make", "of_draft_model"]
 
 COMPARED = ("lookup", "ngram-lm", "medusa")
-"""What a plan compares unless it is told."""
+"""What a plan compares by default."""
 PLANNED = (*COMPARED, "lookup-tree")
 """What a plan can compare without a draft model."""
 NAMES = (*PLANNED, "none")
@@ -45,7 +45,7 @@ def of_draft_model(model: Any, draft_model: Any) -> tuple[str, ...]:
 
 
 def check_heads(names: Sequence[str], model: Path | None, heads: Path | None) -> None:
-    """ValueError where Medusa is to draft for a `model` that is not the demo's, whose heads are not given."""
+    """ValueError if Medusa is to draft for a `model` other than the demo's and its heads are not given."""
     if "medusa" in names and model is not None and heads is None:
         raise ValueError("--drafter medusa needs --heads, the Medusa heads of --model")
 
@@ -74,9 +74,9 @@ def make(
     heads : Path, optional
         Medusa's; None: those shipped for the demo's model.
     draft_model : optional
-        Of "model", a `ModelDrafter`, and "model-tree", a `ModelTreeDrafter`; not touched where `names` have neither.
-        Where the target's weights are packed, those of heads are packed too, and its own if it is a transformers model
-        in float32 that is not yet.
+        For "model", a `ModelDrafter`, and "model-tree", a `ModelTreeDrafter`; not touched if `names` has neither. If
+        the target's weights are packed, those of heads are packed too, and those of the draft model if it is a
+        transformers model in float32 that is not packed yet.
     min_confidence : float
         Of "model": see `ModelDrafter`.
 

@@ -48,9 +48,9 @@ _CONTEXT = 128  # tokens of each prompt, at most, that costs are measured after;
 class Estimate:
     """A mean and its interval of 95 % confidence; without observations a share is all NaN.
 
-    Where a mean is over steps of several prompts, the interval allows for what a prompt's steps have in common. Of two
-    or three prompts it is wide, and what other prompts would give it can only guess: where a few prompts accept far
-    more than the others, as copied text does, six or eight of them tell too little; it then errs low.
+    Where a mean is over steps of several prompts, the interval allows for what a prompt's steps have in common. With
+    two or three prompts it is wide, and it can only guess what other prompts would give: where a few prompts accept far
+    more than the others, as copied text does, six or eight prompts tell too little, and the interval errs low.
     """
 
     mean: float
@@ -80,7 +80,7 @@ class Acceptance:
         Raises
         ------
         TypeError
-            No sequence of `Watched`.
+            Not a sequence of `Watched`.
         """
         check_sequence("Acceptance", "watched", watched, Watched, "Watched", least=0)
         widest = max((w.acceptance.shape[1] for w in watched), default=0)
@@ -108,7 +108,9 @@ class Acceptance:
         return self._share(np.where(judged, self.steps, 0.0).sum(1), judged.sum(1))
 
     def by_position(self) -> list[Estimate]:
-        """Of each position, how often a step that got there has a draft token accepted; 0 counts where it had none."""
+        """For each position, how often a step that got there has a draft token accepted; a step without one counts as
+        0.
+        """
         found = []
         for column in self.steps.T:
             reached = ~np.isnan(column)
@@ -116,8 +118,8 @@ class Acceptance:
         return found
 
     def _share(self, accepted: NDArray[np.float64], counted: NDArray[Any]) -> Estimate:
-        """The mean of what was accepted, of so many in each step. What steps of one prompt have in common the interval
-        allows for, from two prompts on; and it is no narrower than Clopper and Pearson's, of independent ones.
+        """The share that was accepted of those counted in each step. From two prompts on, the interval allows for what
+        steps of one prompt have in common; it is no narrower than Clopper and Pearson's for independent ones.
         """
         independent = _of_shares(float(accepted.sum()), int(counted.sum()))
         sums = self._by_prompt(np.stack([accepted, counted], -1))
@@ -143,7 +145,8 @@ class Acceptance:
         """Tokens a step by `expected_tokens_by_position`; the interval is over prompts, NaN where there is one. Without
         observations (1, NaN, NaN).
 
-        Where all prompts have the same mean, it is that of drafts whose positions all are at an end of their interval.
+        Where all prompts have the same mean, the interval is that of drafts with every position at one end of its
+        interval.
         """
         mean = float(expected_tokens_by_position(self.means()))
         known = ~np.isnan(self.steps)
@@ -151,7 +154,7 @@ class Acceptance:
         if len(sums) < 2 or not self.longest:
             return Estimate(mean, float("nan"), float("nan"))
         found = _of_prompts(sums, lambda total: float(expected_tokens_by_position(total[0] / np.maximum(total[1], 1))))
-        if found.high - found.low <= 1e-9 * mean:  # but for rounding
+        if found.high - found.low <= 1e-9 * mean:  # up to rounding
             shares = self.by_position()
             ends = (np.nan_to_num([getattr(share, end) for share in shares]) for end in ("low", "high"))
             found = Estimate(mean, *(float(expected_tokens_by_position(each)) for each in ends))
@@ -231,7 +234,7 @@ def measure_acceptance(
 
 
 def check_batches(caller: str, batches: object) -> None:
-    """Raise unless pairs of input ids and attention mask, one or more; what is in them, `generate` looks at."""
+    """Raise unless pairs of input ids and attention mask, one or more; `generate` checks their contents."""
     check_sequence(caller, "batches", batches, tuple, "(input ids, attention mask)")
     for pair in cast(Sequence[tuple[Any, ...]], batches):
         if len(pair) != 2 or not isinstance(pair[0], Tensor) or not isinstance(pair[1], (Tensor, type(None))):
@@ -242,7 +245,7 @@ def check_batches(caller: str, batches: object) -> None:
 def check_measuring(
     caller: str, drafters: object, lengths: object, rounds: object, clock: object, advance: object
 ) -> None:
-    """Raise for the first that is wrong of what `measure_costs` and `plan` both take."""
+    """Raise for the first wrong argument of those that `measure_costs` and `plan` both take."""
     check_mapping(caller, "drafters", drafters, str, Drafter, "names to drafters")
     check_sequence(caller, "lengths", lengths, int, "integers")
     for length in cast(Sequence[int], lengths):
@@ -314,7 +317,7 @@ def measure_costs(
 ) -> StepCosts:
     """Time steps of `batch_size` sequences, plain and with drafts of each length, all in turn in every round.
 
-    Steps are greedy, after at most the last 128 tokens of each prompt: those after a longer text cost more, by what
+    Steps are greedy, after at most the last 128 tokens of each prompt: steps after a longer text cost more, by what
     attention takes. The costs of verifying a chain are those of a draft that costs nothing and has no distribution.
 
     Parameters
@@ -359,7 +362,7 @@ def measure_costs(
         else:
             ways += [(name, drafter, k, k + 1) for k in lengths]
 
-    # So that every step has room for a whole draft, the first one, which is not counted, too.
+    # So that every step has room for a whole draft, including the first one, which is not counted.
     wanted = {length: (steps + 1) * (length + 1) + 1 for _, _, length, _ in ways}
     runners = [as_runner(model, "measure_costs"), *(d.runner for d in drafters.values() if d.runner is not None)]
     held = min((r.max_length for r in runners if r.max_length is not None), default=2**31 - 1)

@@ -34,7 +34,7 @@ __all__ = ["LENGTHS", "PLAIN", "Choice", "Plan", "count_runs", "plan", "simulate
 LENGTHS = (1, 3, 7)
 """Draft tokens a step that are compared, which makes 2, 4 and 8 rows."""
 PLAIN = "none"
-"""What plain decoding is called where a drafter's name stands."""
+"""The name of plain decoding in the place of a drafter's."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Choice:
     verification : float
         Time of verifying over a plain step's.
     drafted_share : float
-        Share of a sequence's steps in which the drafter has something to propose. A step of a batch is a plain one
-        where it has nothing for any sequence; of a tree, none is.
+        Share of a sequence's steps in which the drafter has something to propose. A step of a batch is a plain one if
+        it has nothing for any sequence; with a tree, none is.
     tokens_per_step : Estimate
     gain : Estimate
         Tokens a second over plain decoding's: ``tokens_per_step`` over the mean time of a step, in plain steps.
@@ -224,8 +224,8 @@ def plan(
         As of `generate`.
     batches : sequence of (Tensor, Tensor or None)
         The prompts: input ids and attention mask of each batch, ``[batch, prompt]``. Acceptances are measured on all of
-        them, costs on the first batch alone, as `measure_costs` does: after at most 128 tokens, so that for longer
-        prompts hand in `costs` of your own where attention counts.
+        them, costs on the first batch alone, as `measure_costs` does: after at most 128 tokens; for longer prompts,
+        where attention counts, hand in `costs` of your own.
     drafters : mapping
         Names to drafters, at least one.
     temperatures, lengths, batch_sizes : sequence
@@ -235,8 +235,8 @@ def plan(
     rounds : int
         Times that each way is timed at each batch size.
     draws : int
-        Answers to each prompt where they are drawn, with other seeds: one answer of a few dozen tokens tells little of
-        how often a draft token is accepted.
+        Sampled answers to each prompt, with different seeds: one answer of a few dozen tokens tells little about how
+        often a draft token is accepted.
     acceptance : str
         Rule of `generate`, "token" or "greedy".
     costs : mapping, optional

@@ -67,7 +67,7 @@ def save(figure: Figure, path: Path, command: str, description: str | None = Non
 
 
 def check_writable(caller: str, path: object, name: str = "path") -> None:
-    """Raise unless `path` is one that `save` can write: what takes minutes to draw should not fail then."""
+    """Raise unless `path` is one that `save` can write: what takes minutes to draw should not fail in the end."""
     check_path(caller, name, path)
     assert isinstance(path, Path)
     known = Figure().canvas.get_supported_filetypes()
@@ -328,11 +328,11 @@ def cascades(
         Of a file of ``bench/results/cascades``: ``draft-lengths.json`` or ``rewriting.json``.
     cost, quality : str
         What is drawn, by the names that the rows have for it; quality is "word_accuracy", or of ``next-token.json``
-        "accuracy" or "log_loss". A way of sampling of which the rows have no such numbers is left out.
+        "accuracy" or "log_loss". A way of sampling for which the rows have no such numbers is left out.
     rules : sequence of str, optional
         Which are drawn, in this order; None: all that there are.
     alone : bool
-        The two models alone as points, too, far from the lines at their cost.
+        Also draw the two models alone as points, which at their cost lie far from the lines.
     """
     check_one_of("cascades", "quality", quality, ("word_accuracy", "accuracy", "log_loss"))
     error = "log_loss_standard_error" if quality == "log_loss" else "standard_error"
@@ -387,7 +387,7 @@ def _check_numbers(caller: str, name: str, values: object, kind: type | tuple[ty
 
 
 def _panels(count: int, width: float, height: float, columns: int = 2) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels, so many a line, of so many inches in all and for each line."""
+    """A figure of `count` panels, `columns` a line, `width` inches in all and `height` inches for each line."""
     columns = min(columns, count)
     lines = -(-count // columns)
     figure = Figure(figsize=(width, lines * height + 0.4), layout="constrained")

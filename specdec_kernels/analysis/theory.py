@@ -33,7 +33,7 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 MAX_GAMMA = 64
-"""What `best_gamma` looks through by itself; `generate` drafts no more."""
+"""The largest γ that `best_gamma` tries by default; `generate` drafts no more."""
 _LARGEST_GAMMA = 1 << 20
 
 
@@ -46,7 +46,7 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Floats:
     ------
     TypeError, ValueError
         Something else than numbers; ``alpha`` outside [0, 1], or ``gamma`` that is negative or no integer; shapes that
-        do not broadcast; also from the functions below, as for their other arguments, by name.
+        do not broadcast. The functions below raise the same, also for their other arguments, by name.
     """
     name = "expected_tokens"
     shares, gammas = _share(name, "alpha", alpha), _count(name, gamma)
@@ -132,7 +132,8 @@ def memory_factor(alpha: ArrayLike, gamma: ArrayLike, memory_ratio: ArrayLike = 
 
 
 def best_gamma(alpha: ArrayLike, c: ArrayLike, max_gamma: int = MAX_GAMMA) -> NDArray[np.int64]:
-    """The γ in 0 … `max_gamma` with the largest `walltime_improvement` (section 3.5), the smallest one of equals.
+    """The γ in 0 … `max_gamma` with the largest `walltime_improvement` (section 3.5), the smallest one if several are
+    equal.
 
     0, which is plain decoding, where α <= c: nothing is gained then.
 

@@ -42,10 +42,10 @@ class Watched:
         What `generate` returned. Its own times include the watching.
     acceptance : ndarray
         ``[num_steps, longest]`` float64, a row for each step of each sequence that had room for a draft, `longest` the
-        most draft tokens that one had room for: the probability that the draft token at the position is accepted,
-        ``Σ_v min(P(v), Q(v))`` (corollary 3.6 of arXiv 2211.17192), of a tree that one of the node's children is. −1
-        where the drafter had nothing to propose; NaN where the step did not get to, because a token before was rejected
-        or the answer's end left no room.
+        most draft tokens that one had room for: the probability that the draft token at the position is accepted, ``Σ_v
+        min(P(v), Q(v))`` (corollary 3.6 of arXiv 2211.17192); for a tree, that one of the node's children is. −1 where
+        the drafter had nothing to propose; NaN where the step did not get to, because a token before was rejected or
+        the answer's end left no room.
     sequence : ndarray
         ``[num_steps]`` int64: whose step it was, of the batch.
     rows : ndarray
@@ -75,8 +75,8 @@ def watch(
     model, input_ids, drafter
         As of `generate`.
     clock : callable
-        Seconds from anywhere: `time.perf_counter`, or `time.process_time` for the processor time of all threads, which
-        a busy machine changes less.
+        Seconds from any origin: `time.perf_counter`, or `time.process_time` for the processor time of all threads,
+        which a busy machine changes less.
     acceptances : bool
         False: time alone, and `Watched.acceptance` has no rows.
     **options
@@ -185,7 +185,7 @@ class _WatchedRunner(Runner):
     def __init__(self, inner: Runner, log: _Log) -> None:
         self._inner, self._log = inner, log
         for name in Runner.__annotations__:
-            if name != "capturable":  # what it notes is noted on the host
+            if name != "capturable":  # its notes are taken on the host
                 setattr(self, name, getattr(inner, name))
 
     def start(self, prompt: Prompt, capacity: int) -> None:
@@ -301,7 +301,7 @@ class _WatchedTreeDrafter(_WatchedDrafter, TreeDrafter):
 
 
 class Unlikely(Drafter):
-    """Proposes ids that no text has in this order: what verifying a draft costs, whatever drafts."""
+    """Proposes ids that no text has in this order, to measure what verifying a draft costs, whatever drafts."""
 
     def start(self, state: DecodingState) -> None:
         """Nothing to prepare."""

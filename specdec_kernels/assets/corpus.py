@@ -52,7 +52,7 @@ def ngram_table(tokenizer: PreTrainedTokenizerBase, say: Say = print_to_stderr) 
 
 
 def sources() -> list[Path]:
-    """The standard library's files, but for those that are held out."""
+    """The standard library's files, except those that are held out."""
     root = Path(sysconfig.get_paths()["stdlib"])
     return [
         path

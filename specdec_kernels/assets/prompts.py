@@ -44,7 +44,7 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     shutil.which,
 )
 _MODULES = (fnmatch, heapq, shutil, statistics, textwrap)
-"""Whose functions are asked about: what `corpus` leaves out, so that no drafter has read them."""
+"""Modules whose functions are asked about; `corpus` leaves them out, so that no drafter has read them."""
 _LEAST_FUNCTION, _LEAST_TOPIC, _MOST = 300, 400, 80  # characters of a text, and texts that are made here
 
 _TOPICS = ("if", "while", "assert", "import", "lambda", "del", "global", "for", "with", "class", "try", "raise")
@@ -58,7 +58,7 @@ def _functions() -> list[str]:
 
 
 def _functions_of(owner: object, module: str) -> Iterator[Callable[..., Any]]:
-    """The functions and methods of this module that `owner`, it or a class of it, holds."""
+    """The functions and methods of this module that `owner`, the module or one of its classes, holds."""
     for member in vars(owner).values():
         if getattr(member, "__module__", None) != module:
             continue
@@ -74,7 +74,7 @@ def _code_edit() -> list[str]:
 
 
 def _topics() -> list[str]:
-    """What Python's help says of its topics: of each the beginning, and then what follows that, from a word on."""
+    """What Python's help says of its topics: the beginning of each, and then what follows that, from a word on."""
     from pydoc_data.topics import topics
 
     texts = [topics[name] for name in (*_TOPICS, *sorted(topics.keys() - set(_TOPICS)))]
@@ -170,7 +170,9 @@ def chat_of(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """A prompt's tokens, with those that the tokenizer puts around a text unless that begins with the same one."""
+    """A prompt's tokens, with those that the tokenizer puts around a text, unless the text already begins with the same
+    one.
+    """
     whole: list[int] = tokenizer.encode(text)
     bare: list[int] = tokenizer.encode(text, add_special_tokens=False)
     begun = bare != whole and whole[:1] == bare[:1] and whole[1 : len(bare) + 1] == bare

@@ -4,7 +4,7 @@
 
     print(audit(my_verify, signature="plain"))
 
-Needs scipy (the package's extra "audit"). Nothing here is made of the code that it may be asked to judge.
+Needs scipy (the package's extra "audit"). Nothing here uses the code that it may be asked to judge.
 """
 
 from .report import Finding, Loop, Report, Row

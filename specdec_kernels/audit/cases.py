@@ -27,9 +27,9 @@ class Case:
     name : str
     problem : ChainProblem or TreeProblem
     beside : ChainProblem or None
-        What every second row of the batch is, in place of a batch of one kind.
+        What every second row of the batch is taken from; None: the batch is of one kind.
     also : tuple of Problem
-        The same step with ties at a border of top-k or top-p broken in other ways, each as good.
+        The same step with ties at a border of top-k or top-p broken in other ways, equally valid.
     """
 
     name: str
@@ -54,7 +54,7 @@ def _log(*probs: Probs) -> Tensor:
 
 
 def _one(target: Probs, draft: Probs | None, **fields: object) -> ChainProblem:
-    """One draft token; the distribution behind it leans to the token that came."""
+    """One draft token; the distribution after it leans towards the token that came."""
     vocab = len(target)
     after = torch.eye(vocab) * 0.7 + torch.linspace(0.0, 0.5, vocab)
     return ChainProblem([_log(target)[0], after], None if draft is None else [_log(draft)[0]], **fields)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Why a verifier may be wrong: what each known defect would emit, in float64, to be compared with what was found.
 
-A cause is a rule of its own: of the rows along a drafted path it makes the probability that 0, 1, … draft tokens are
+A cause is itself a rule: from the rows along a drafted path it computes the probability that 0, 1, … draft tokens are
 accepted and, for each, what the final token is drawn from. `best` asks which rule emits what the verifier does, in
 every case.
 """
@@ -30,7 +30,7 @@ class Rows(NamedTuple):
 
 
 Answer = tuple[Float64, Float64]
-"""``[L + 1]`` probabilities of so many accepted tokens, ``[L + 1, vocab]`` distributions of the token after them."""
+"""``[L + 1]`` probabilities of 0 … L accepted tokens, ``[L + 1, vocab]`` distributions of the token after them."""
 Rule = Callable[[Rows], Answer]
 
 
@@ -43,7 +43,7 @@ class View:
         self._rows: dict[tuple[SamplingParams | None, SamplingParams | None], list[Rows]] = {}
 
     def rows(self, target: SamplingParams | None = None, draft: SamplingParams | None = None) -> list[Rows]:
-        """Along each path of a chain; with other parameters than those that count, where they are given."""
+        """The rows along each path of a chain; under other parameters, if they are given."""
         key = (target, draft)
         if key not in self._rows:
             self._rows[key] = self._made(target, draft)
@@ -91,7 +91,7 @@ def _norm(weights: Float64, otherwise: Float64) -> Float64:
 
 
 def _in_order(accept: Sequence[float]) -> Float64:
-    """Accepted until the first that is not."""
+    """Tokens are accepted up to the first that is not."""
     a = np.array([*accept, 0.0])
     chances: Float64 = np.concatenate([[1.0], np.cumprod(a[:-1])]) * (1 - a)
     return chances
@@ -137,7 +137,7 @@ def _shifted_draft(rows: Rows) -> Answer:
 
 
 def _one_coin(rows: Rows) -> Answer:
-    """One number for all tests: as many are accepted as it stays below the least ratio so far."""
+    """One number for all tests: tokens are accepted as long as it stays below the least ratio so far."""
     chances, final = token(rows)
     ratios = [min(1.0, _ratio(rows.target[i][x], rows.draft[i][x])) for i, x in enumerate(rows.path)]
     reach = np.minimum.accumulate([1.0, *ratios])
@@ -145,7 +145,7 @@ def _one_coin(rows: Rows) -> Answer:
 
 
 def _coin_again(which: int | None) -> Rule:
-    """The final draw takes a coin again, by the inverse distribution function: the first, or the one that rejected."""
+    """The final draw, by the inverse distribution function, reuses a coin: the first, or the one that rejected."""
 
     def rule(rows: Rows) -> Answer:
         chances, final = token(rows)
@@ -214,7 +214,7 @@ def block(rows: Rows, defect: str = "") -> Answer:
 
 
 def tree_joint(problem: TreeProblem, rule: str) -> Float64:
-    """What a walk from the root down emits that tries the children of a node in order, by a rule of `_tried`."""
+    """What a walk from the root down emits, which tries the children of a node in order by a rule of `_tried`."""
     paths, _ = problem.paths()
     target = problem.target_laws()
     drafts = None if problem.draft is None else [float64_law(q, problem.draft_params) for q in problem.draft]
@@ -285,9 +285,9 @@ class Cause:
     ----------
     name, words : str
     predict : callable
-        ``(view, theta)``: the joint distribution; None where it has nothing to say.
+        ``(view, theta)``: the joint distribution; None where the cause does not apply.
     thetas : tuple of float
-        What a free number may be, coarsely; none: there is no free number.
+        Coarse values of a free number; empty: there is no free number.
     """
 
     name: str
@@ -424,7 +424,7 @@ class Fit(NamedTuple):
     theta: float
     explains: bool
     left: float
-    """Total variation that it leaves, summed over the cases."""
+    """Total variation that it leaves unexplained, summed over the cases."""
 
     @property
     def words(self) -> str:

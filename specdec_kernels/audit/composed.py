@@ -1,8 +1,8 @@
 """Several steps of drafting and verifying, exactly: each call's boxes, put together by the numbers that they share.
 
-A draft or a verify call emits something where its numbers lie in a box, each known by the function and the arguments
-that made it; several calls do where they lie in the intersection. Of a race's times of arrival that says how often one
-comes at least as late as another, of up to three ids.
+A draft or a verify call emits certain tokens where its numbers lie in a box, each number known by the function and the
+arguments that made it; several calls do where they lie in the intersection. For a race's times of arrival, of up to
+three ids, a box says how many times as late as another one comes at least.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .step import Step, laws, step_behind
 
 TOKENS = 2
 SHAPES = ((2, 2), (3, 1))
-"""Ids, and draft tokens a step: block verification needs two of these, a race of two ids left after a rejection three
-of those.
+"""Ids, and draft tokens a step: block verification needs two draft tokens, a race of two ids left after a rejection
+needs three ids.
 """
 _MOST_IDS = 3
 _START = 10
@@ -40,7 +40,7 @@ Sides = dict[Hashable, Bounds]
 
 
 class Failure(Exception):
-    """What went wrong in place of an answer."""
+    """What went wrong instead of an answer."""
 
 
 class Piece(NamedTuple):
@@ -59,9 +59,9 @@ class Composed:
     target, draft : ndarray
         ``[vocab, vocab]`` distributions by the token before.
     drafts : dict of tuple to list of Piece
-        Of a step's first place, a draft token's place in it and the token before it: what the drafter draws.
+        What the drafter draws, by a step's first place, a draft token's place in it and the token before it.
     verified : dict of tuple to list of Piece
-        Of a step's first place, the token before and the draft tokens.
+        What the verifier emits, by a step's first place, the token before and the draft tokens.
     """
 
     def __init__(self, signature: Signature, vocab: int, num_draft: int, seed: int) -> None:
@@ -90,7 +90,7 @@ class Composed:
                 self.drafts[start, i, path] = pieces
 
     def _cut(self, what: str, emit: Callable[[Step], Tensor], before: Int64, place: int) -> list[list[Piece]]:
-        """A call's pieces, by path; of a call like one before, if random numbers bear it out, that one's."""
+        """A call's pieces, by path; for a call like an earlier one, that one's, if random numbers confirm them."""
         step, width = step_behind(before, self._logits, self._laws), before.shape[1]
         rng = np.random.default_rng(self.seed)
         cut = Bisection(self.signature, emit, step, self.vocab, width, rng, position=_START + place)
@@ -112,7 +112,7 @@ class Composed:
         return out
 
     def joint(self, fresh: bool = False, apart: bool = False) -> Float64:
-        """``[vocab] * TOKENS``: the distribution of the tokens behind an id 0.
+        """``[vocab] * TOKENS``: the distribution of the tokens after an id 0.
 
         `apart`: the drafter's numbers are its own. `fresh`: numbers are new at every step.
         """
@@ -191,7 +191,7 @@ def _meet(one: Sides, other: Sides) -> Sides | None:
 
 
 def _chance(sides: Sides) -> float:
-    """How often all numbers lie so."""
+    """The probability that all numbers lie within."""
     chance = 1.0
     for bounds in sides.values():
         chance *= bounds[1] - bounds[0] if isinstance(bounds, tuple) else arrival_chance(bounds)

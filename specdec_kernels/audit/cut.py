@@ -23,11 +23,11 @@ _MOST_COLUMNS = 6
 _CALL_ROWS = 1 << 14
 _MOST_FAILURES = 500
 _CHECKED, _CHECKED_KERNELS = 600, 200
-"""Random noises that the boxes found must predict; of interpreted kernels fewer, as they are slow."""
+"""Random noises that the boxes found must predict; fewer for interpreted kernels, as they are slow."""
 _KERNEL_ROWS = 64
 """Rows of interpreted kernels at once: what they teach saves later ones."""
 _BASE, _FIRST, _NEVER = 2.0**-10, 1e-30, 1e30
-"""When ids of a race arrive. The last time is 16.6 to a kernel with uniforms of float32: 2**14 times the first."""
+"""When ids of a race arrive. In a kernel with float32 uniforms `_NEVER` becomes 16.6, which is 2**14 times `_BASE`."""
 _OCTAVES, _HALVINGS = 60.0, 36
 """A ratio of weights is sought between 2**-60 and 2**60, and that range halved so often: to a relative 1e-9."""
 
@@ -98,7 +98,7 @@ class Bisection:
         Ids, and tokens that are emitted at most.
     rng : numpy.random.Generator
     other : Step, optional
-        What every second row of a batch is.
+        The step that every second row of a batch is taken from.
     position : int
         Of the first draft token.
 
@@ -215,7 +215,7 @@ class Bisection:
     ) -> Int64:
         """The same for any number of rows, one call each where it must be.
 
-        A call that fails is told apart by halves; after `_MOST_FAILURES` single rows it fails as a whole.
+        The rows at which a call fails are found by halving it; after `_MOST_FAILURES` single rows it fails as a whole.
         """
         remembers = replaced and bool(self.labels) and self._learns
         size = (_KERNEL_ROWS if remembers else _CALL_ROWS) if self.batched else 1
@@ -261,7 +261,7 @@ class Bisection:
     # --- boxes --------------------------------------------------------------------------------------------------------
 
     def find(self, hidden: bool = False, like: Found | None = None) -> Found:
-        """Every path's boxes, which random numbers must bear out.
+        """Every path's boxes, which random numbers must confirm.
 
         `hidden`: see `pieces`. `like`: what may be found again, as it was at another position. Raises `UnknownNoise`
         where there are no boxes.

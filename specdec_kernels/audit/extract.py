@@ -18,11 +18,11 @@ from .signatures import Signature
 from .step import Problem, draw, step_of
 
 _ONE_BY_ONE = 5000
-"""Samples at most of a verifier that takes one sequence a call."""
+"""The most samples of a verifier that takes one sequence a call."""
 LEVEL = 1e-7
 """p-values below it are differences."""
 _POOLED = 5.0
-"""Cells of a G-test that expect fewer are one."""
+"""Cells of a G-test that expect fewer are merged."""
 
 
 @dataclass
@@ -32,14 +32,14 @@ class Joint:
     Attributes
     ----------
     law : ndarray
-        ``[n] + [vocab] * num_tokens``: as `specdec_kernels.testing.exact_law`; of samples their frequencies.
+        ``[n] + [vocab] * num_tokens``: as `specdec_kernels.testing.exact_law`; for samples, their frequencies.
     samples : int or None
-        How many, of each of the n; None: exact.
+        How many, for each of the n; None: exact.
     failures : dict of str to float
         What went wrong instead of an answer, and with which probability.
     impossible : dict of tuple to float
-        What was emitted although the target cannot give it, with its probability, by emitted tokens. Of trees and
-        chains alike the last one is the final token.
+        The probability of what was emitted although the target cannot give it, by emitted tokens. For trees and chains
+        alike, the last one is the final token.
     at_ends : bool
         Whether that, and failures, need a uniform at an end of its range.
     dtypes : set of torch.dtype
@@ -103,7 +103,7 @@ class Extractor(Bisection):
         self._likely = weights / weights.sum()
 
     def joint(self, samples: int) -> Joint:
-        """Exactly, or from so many samples (of each choice of given tokens)."""
+        """Found exactly, or from so many samples (for each choice of given tokens)."""
         with torch.random.fork_rng(devices=[]):
             try:
                 found = self.find(isinstance(self.problem, TreeProblem)).boxes()

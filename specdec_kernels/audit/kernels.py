@@ -1,4 +1,4 @@
-"""Random numbers that interpreted Triton kernels make of seeds, replaced by given ones."""
+"""Random numbers that interpreted Triton kernels make from seeds, replaced by given ones."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _UNKNOWN = ("philox", "randint", "randint4x", "rand4x", "randn", "randn4x")
 class KernelNoise:
     """Within it, ``tl.rand`` and vLLM's ``murmur3_uniform32`` and 64 answer interpreted kernels with given numbers.
 
-    A number's row is told by its seed, its column by its `Label`. One number takes its column's; a block of them is a
-    race of ids, lane by lane: uniforms whose ``-log(1 - u)`` are times of arrival, as of `Noise`'s exponentials.
+    A number's row is identified by its seed, its column by its `Label`. A single number takes its column's; a block is
+    a race of ids, lane by lane: uniforms whose ``-log(1 - u)`` are times of arrival, like `Noise`'s exponentials.
 
     Parameters
     ----------

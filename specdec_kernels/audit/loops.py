@@ -1,8 +1,8 @@
 """Drafting and verifying over several steps, with the engine's own random numbers: what a single step cannot show.
 
-Numbers that a drafter and a verifier share, or that a later step takes again, leave each step right by itself. The
+If a drafter and a verifier share numbers, or a later step takes them again, each step is still right by itself. The
 joint distribution of the first tokens is tested; where it is off, the loop is run again with one thing changed, and
-what heals it is the cause. Of interpreted kernels, whose numbers can be given, small loops are exact (composed.py).
+what heals it shows the cause. For interpreted kernels, whose numbers can be given, small loops are exact (composed.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .signatures import Signature
 from .step import Step, draw, laws, step_behind
 
 TOKENS = 4
-"""Whose joint distribution is tested; with drafts of three at least two steps."""
+"""How many tokens' joint distribution is tested; with drafts of three, at least two steps."""
 _NUM_DRAFT = 3
 _MOST_STEPS = 3 * TOKENS
 _MOST_GENERATORS = 8000
@@ -54,9 +54,9 @@ class Loop:
     cause : Finding or None
         What is wrong.
     failure : str or None
-        What went wrong in place of an answer.
+        What went wrong instead of an answer.
     tolerance : float
-        Total variation that counts as none.
+        Total variation that counts as zero.
     """
 
     name: str
@@ -141,7 +141,7 @@ class LoopRunner:
     def _step(
         self, before: Int64, length: Int64, seeds: torch.Tensor, generators: dict[int, torch.Generator] | None
     ) -> Step:
-        """The rows behind each of the tokens `before`, the last of which has no draft row."""
+        """The rows after each of the tokens `before`, the last of which has no draft row."""
         step = step_behind(before, self.logits, (self.target, self.draft))
         step.seeds, step.positions, step.generators = seeds, torch.from_numpy(10 + length), generators
         return step

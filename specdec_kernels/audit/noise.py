@@ -34,19 +34,19 @@ class UnknownNoise(Exception):
 class Noise(TorchFunctionMode):
     """Within it, torch's random functions answer with given numbers, row by row.
 
-    Every call takes the next columns of `uniforms`, one a number and row: ``rand``, ``uniform_`` and ``bernoulli`` a
-    column for each number, ``multinomial`` one for each draw, which is the inverse distribution function at it, and
-    ``exponential_`` over the vocabulary one for each race: the exponentials of ``argmax(weights / exponentials)``.
-    There the column's number x stands for a favourite, id ⌊x · vocab⌋, which arrives first, unless `races` has the
-    times of arrival themselves. A generator in a state that one was in before takes the columns that were taken then.
+    Every call takes the next columns of `uniforms`: ``rand``, ``uniform_`` and ``bernoulli`` one for each number of a
+    row, ``multinomial`` one for each draw, by the inverse distribution function, and ``exponential_`` over the
+    vocabulary one for each race: the exponentials of ``argmax(weights / exponentials)``. There the column's number x
+    stands for a favourite, id ⌊x · vocab⌋, which arrives first, unless `races` has the times of arrival themselves. A
+    generator in a state that one was in before takes the columns that were taken then.
 
     Parameters
     ----------
     uniforms : ndarray
         ``[rows, columns]`` in [0, 1). A column that is missing is 0.5, and counted.
     lengths : ndarray
-        ``[rows]``, the draft tokens of each row: which elements belong to which row of a tensor is known by its first
-        dimension: rows, draft tokens, or both. With one row all of them belong to it.
+        ``[rows]``, the draft tokens of each row. The first dimension of a tensor tells which elements belong to which
+        row: it is rows, draft tokens, or both. With one row all of them belong to it.
     vocab : int
         Ids.
     races : dict of int to ndarray, optional

@@ -1,4 +1,4 @@
-"""The same question to the package's own verifiers, of each backend: ``specdec check``."""
+"""The same question to the package's own verifiers, on each backend: ``specdec check``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..testing import LATTICE, ChainProblem, Verify, exact_law, total_variation
 from .cases import Case, chains, trees
 
 TOLERANCE = 1e-5
-"""Total variation up to which a distribution counts as right: float32 makes some 1e-7."""
+"""Total variation up to which a distribution counts as right: float32 rounding makes some 1e-7."""
 
 
 def rules() -> dict[tuple[str, str], tuple[Case, ...]]:
-    """Of each op and lossless rule whose uniforms are inputs, the cases that it serves."""
+    """For each op and lossless rule whose uniforms are inputs, the cases that it serves."""
     return {
         ("verify_chain", "token"): chains(), ("verify_chain", "block"): chains(),
         ("verify_tree", "sample"): trees(False), ("verify_tree", "recursive"): trees(True),
@@ -40,9 +40,9 @@ class Checked:
     distance : float
         The largest total variation between what comes out and the target's distribution.
     case : str
-        Where that was; else where something came that the target cannot give.
+        The case where that was; else one with output that the target cannot give.
     impossible : float
-        The largest probability of all that the target cannot give, in a case.
+        The largest total probability, in one case, of output that the target cannot give.
     failed : bool
         The backend raised in a case; `case` says what.
     """
@@ -97,7 +97,7 @@ def check(
 
 
 def _of(case: Case, verify: Verify) -> Verify:
-    """`verify`, in whose batches every second row is one of what the case has beside it."""
+    """`verify`, with every second row of its batches taken from the case's `beside`."""
     problem, other = case.problem, case.beside
     if other is None:
         return verify
@@ -127,7 +127,7 @@ def _of(case: Case, verify: Verify) -> Verify:
 
 
 def _alternate(first: Tensor, second: Tensor) -> Tensor:
-    """The rows of both by turns; what is behind a shorter sequence's own must not be read."""
+    """The rows of both by turns; what follows a shorter sequence's own must not be read."""
     width = max(first.shape[1], second.shape[1])
     made = []
     for rows in (first, second):

@@ -37,7 +37,7 @@ class Row:
     note : str
         Why it was not run.
     off : bool
-        Whether the distribution as a whole is another one: not only at an end of a uniform.
+        Whether the distribution as a whole is wrong, not only at an end of a uniform.
     """
 
     case: str
@@ -83,11 +83,11 @@ class Report:
     rows : list of Row
         The cases, the smallest first.
     loops : list of Loop
-        Several steps.
+        Runs over several steps.
     fits : list of Fit
         What explains the cases that are off; where none does, the nearest.
     tolerance : float
-        Total variation that counts as none.
+        Total variation that counts as zero.
     """
 
     verifier: str
@@ -104,7 +104,7 @@ class Report:
 
     @property
     def lossless(self) -> bool:
-        """False where it served none, too: nothing is known then."""
+        """Also False where it served no case: nothing is known then."""
         return (
             self.ran
             and all(row.lossless is not False for row in self.rows)
@@ -118,7 +118,7 @@ class Report:
 
     @property
     def counterexample(self) -> str | None:
-        """The smallest one in numbers."""
+        """The smallest counterexample, in numbers."""
         return None if self.smallest is None else _counterexample(self.smallest)
 
     @property
@@ -221,7 +221,7 @@ def _at_ends(joints: list[Joint]) -> list[Finding]:
 
 
 def _longer(joint: Joint) -> bool:
-    """Whether what is impossible is among accepted tokens: something was emitted behind it."""
+    """Whether what is impossible is among accepted tokens: something was emitted after it."""
     return all(len(tokens) > 1 for tokens in joint.impossible)
 
 

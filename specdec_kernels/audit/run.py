@@ -37,10 +37,10 @@ def audit(
 
     The verifier's random numbers are given to it: the uniforms that its signature takes, and what torch's ``rand``,
     ``uniform_``, ``exponential_``, ``multinomial`` and ``bernoulli`` answer, whatever generator they name. Every
-    threshold of them is found by bisection, so that the distribution is known without sampling. Kernels that make
-    numbers of given seeds are given them in Triton's interpreter. Where that is impossible (other numbers made of
-    seeds, or inside a compiled kernel) it is sampled and a G-test decides. A loop of drafting and verifying over
-    several steps is exact of such interpreted kernels, and else sampled.
+    threshold in them is found by bisection, so that the distribution is known without sampling. Kernels that make
+    numbers from given seeds are given them in Triton's interpreter. Where that is impossible (other numbers made from
+    seeds, or inside a compiled kernel), the verifier is sampled and a G-test decides. A loop of drafting and verifying
+    over several steps is exact for such interpreted kernels, otherwise sampled.
 
     Parameters
     ----------
@@ -49,16 +49,16 @@ def audit(
     signature : str
         One of `SIGNATURES`; each one's docstring says what it is called with.
     draft : callable, optional
-        The drafter that goes with it, for the loop of chains, in which alone it is called; None: the audit draws the
-        drafts.
+        The drafter that goes with it, called only in the loop of chains; None: the audit draws the drafts.
     cases : sequence of str, optional
         Which cases to run: those whose name contains one of these. None: all.
     steps : bool
         Whether to run the loop (of chains only).
     samples : int
-        Where something is sampled; of a verifier that takes one sequence a call at most 5000 a case and 2000 over
-        several steps, there of one with seeds of its own at most 8000. Where drafts have no distribution, at least 2000
-        of each drafted path. What is off by less than about ``4.5 / sqrt(samples)`` in total variation may pass.
+        How many, where something is sampled. For a verifier that takes one sequence a call, at most 5000 a case and
+        2000 over several steps; for one with seeds of its own, at most 8000 over several steps. Where drafts have no
+        distribution, at least 2000 of each drafted path. What is off by less than about ``4.5 / sqrt(samples)`` in
+        total variation may pass.
     tolerance : float
         Total variation up to which an exact distribution counts as right: the rounding of float32 probabilities.
     seed : int
@@ -77,8 +77,8 @@ def audit(
         An unknown signature, cases that no name contains, or a drafter without a loop that would call it: beside a
         verifier of trees, or with `steps` off.
     TypeError
-        A verifier or drafter that is no callable, or whose arguments are not those of its signature (of a compiled one
-        that is called by names they are not known); a verifier that raises a TypeError in every case.
+        A verifier or drafter that is no callable, or whose arguments are not those of its signature (those of a
+        compiled one that is called by names are not known); a verifier that raises a TypeError in every case.
     """
     check_one_of("audit", "signature", signature, SIGNATURES)
     for name, value, needed in (("verifier", verifier, True), ("draft", draft, False), ("progress", progress, False)):

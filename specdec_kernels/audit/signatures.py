@@ -25,7 +25,7 @@ _OF_VERIFIERS = (
 
 
 class Signature(ABC):
-    """What is common to all; a signature says what differs.
+    """What all signatures share; each one says what differs.
 
     Attributes
     ----------
@@ -39,14 +39,14 @@ class Signature(ABC):
     trees : bool
         Whether the drafts are trees.
     keyed : bool
-        Whether random numbers are made of seeds and positions that are given.
+        Whether random numbers are made from given seeds and positions.
     drafts_with : tuple of str
         What a drafter is called with, in this order; empty: it names what it wants, as a plain one does.
 
     Raises
     ------
     TypeError
-        A drafter that cannot be called so.
+        A drafter that cannot be called that way.
     ValueError
         A drafter of trees: nothing would call it.
     """
@@ -68,7 +68,7 @@ class Signature(ABC):
             _check_names(draft, _OF_DRAFTERS, f"a {self.name} drafter")
 
     def uniforms(self, width: int) -> int:
-        """How many uniforms a sequence is given, where its rows are `width`."""
+        """How many uniforms a sequence is given if it has `width` rows."""
         return 0
 
     @abstractmethod
@@ -77,7 +77,7 @@ class Signature(ABC):
 
     @abstractmethod
     def emit(self, step: Step) -> Tensor:
-        """``[batch, width]`` the tokens that it emits, −1 behind the last."""
+        """``[batch, width]`` the tokens that it emits, −1 after the last."""
 
     def draw(self, step: Step) -> Tensor:
         """``[batch]`` tokens that `draft` draws of ``draft_probs[:, 0]``, at ``positions``."""
@@ -86,7 +86,7 @@ class Signature(ABC):
 
 
 def _named(step: Step, drafting: bool = False) -> dict[str, Any]:
-    """What a plain callable may name."""
+    """The arguments that a plain callable may name."""
     row: Any = (lambda t: t[:, 0]) if drafting else (lambda t: t)
     named: dict[str, Any] = {
         "draft_logits": None if step.draft_logits is None else row(step.draft_logits.float()),
@@ -105,7 +105,7 @@ def _named(step: Step, drafting: bool = False) -> dict[str, Any]:
 
 
 def _signature(function: Verifier) -> inspect.Signature | None:
-    """None of compiled code that has none for Python."""
+    """None for compiled code that has none for Python."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
@@ -113,7 +113,7 @@ def _signature(function: Verifier) -> inspect.Signature | None:
 
 
 def _parameters(function: Verifier, what: str) -> Mapping[str, inspect.Parameter]:
-    """Of what is called by their names."""
+    """Those of a function that is called by their names."""
     if (known := _signature(function)) is None:
         raise TypeError(f"audit: {what} must have a Python signature: wrap it in a def, got {function!r:.80}")
     return known.parameters
@@ -148,9 +148,9 @@ def _call(function: Verifier, given: dict[str, Any]) -> Tensor:
 
 
 class Plain(Signature):
-    """``verify(...) -> tokens [batch, num_draft + 1]``, −1 behind the last; or a tuple that begins with them.
+    """``verify(...) -> tokens [batch, num_draft + 1]``, −1 after the last; or a tuple that begins with them.
 
-    It names the arguments that it wants, of: ``target_logits`` or ``target_probs [batch, num_draft + 1, vocab]``,
+    It names the arguments that it wants, out of: ``target_logits`` or ``target_probs [batch, num_draft + 1, vocab]``,
     ``draft_tokens [batch, num_draft]`` int64, ``draft_logits`` or ``draft_probs [batch, num_draft, vocab]`` (None for
     one-hot drafts, where the parameter's default is None), ``temperature``, ``top_k``, ``top_p`` and the draft's own
     ``draft_temperature``, ``draft_top_k``, ``draft_top_p [batch]``, ``num_draft_tokens [batch]`` int32. Logits are as
@@ -228,8 +228,8 @@ class Transformers(Signature):
 
 class VllmV1(Signature):
     """``verify(draft_token_ids [total] int32, num_draft_tokens list, max_spec_len, cu_num_draft_tokens [batch] int32,
-    draft_probs [total, vocab] or None, target_logits [total, vocab], bonus_token_ids [batch, 1], sampling_metadata)
-    -> tokens [batch, max_spec_len + 1]``, −1 behind the last: the V1 runner's ``rejection_sample``.
+    draft_probs [total, vocab] or None, target_logits [total, vocab], bonus_token_ids [batch, 1], sampling_metadata) ->
+    tokens [batch, max_spec_len + 1]``, −1 after the last: the V1 runner's ``rejection_sample``.
 
     Target logits have the sampling parameters in them; a `verify` that takes ``target_probs`` in their place gets
     probabilities. ``sampling_metadata`` has ``all_greedy``, ``all_random``, ``temperature [batch]`` and ``generators``.
@@ -345,7 +345,7 @@ class VllmV2(Signature):
 
 class FlashInfer(Signature):
     """``verify(draft_probs [batch, num_draft, vocab] float32, draft_token_ids [batch, num_draft] int32, target_probs
-    [batch, num_draft + 1, vocab] float32) -> (tokens [batch, num_draft + 1], accepted, emitted)``, −1 behind the last:
+    [batch, num_draft + 1, vocab] float32) -> (tokens [batch, num_draft + 1], accepted, emitted)``, −1 after the last:
     ``chain_speculative_sampling``. Randomness is torch's, or inside the kernel.
 
     A drafter is called as a plain one, by the names of its arguments.

@@ -1,4 +1,5 @@
-"""A verify step as the signatures are given it: rows of one batch, everything in the form that any of them asks for."""
+"""A verify step in the form that signatures get it: rows of one batch, everything in the form that any of them asks
+for."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Step:
         The same rows' distributions after the sampling parameters, float64. `draft_probs` are there for one-hot drafts
         too.
     draft_tokens : Tensor
-        ``[batch, num_draft]`` int64, −1 behind a shorter draft; of trees ``[batch, num_nodes]``, the root's first.
+        ``[batch, num_draft]`` int64, −1 after a shorter draft; of trees ``[batch, num_nodes]``, the root's first.
     lengths : ndarray
         ``[batch]``, draft tokens of each sequence.
     params, draft_params : dict of str to Tensor
@@ -113,7 +114,7 @@ def step_of(problem: Problem) -> Step:
     tree = isinstance(problem, TreeProblem)
     length = len(problem.parents) - 1 if isinstance(problem, TreeProblem) else problem.length
     target = given["target_logits"].float()
-    target[:, length + 1 :] = 0.0  # rows behind a shorter draft: NaN in the problem
+    target[:, length + 1 :] = 0.0  # rows after a shorter draft: NaN in the problem
     tokens = given["tokens"]
     if not tree:
         tokens[:, length:] = -1
@@ -134,7 +135,7 @@ def step_of(problem: Problem) -> Step:
 
 
 def step_behind(before: Int64, logits: Sequence[Tensor], probs: Sequence[Tensor]) -> Step:
-    """A chain's step whose rows stand behind the tokens `before` ``[batch, num_draft + 1]``; the first is no draft.
+    """A chain's step whose rows follow the tokens `before` ``[batch, num_draft + 1]``; the first is not a draft token.
 
     `logits` and `probs`: of target and draft ``[vocab, vocab]``, by the token before.
     """

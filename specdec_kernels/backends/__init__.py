@@ -100,7 +100,7 @@ def check_backend(caller: str, backend: object) -> None:
 def implementation(
     op: str, overload: Any, backend: str, device: torch.device, caller: str | None = None
 ) -> Callable[..., Any]:
-    """The callable of `op` on a backend asked for by name; it never falls back. `caller` is who asks, in messages.
+    """The callable of `op` on a backend asked for by name; it never falls back. `caller` is named in messages.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def implementation(
 
 
 def _candidates(device: torch.device) -> list[str]:
-    """What may be taken unasked, best first: every backend but Triton's interpreter."""
+    """What may be chosen automatically, best first: every backend but Triton's interpreter."""
     return [name for name in BACKENDS if (name, device.type) != ("triton", "cpu")]
 
 
@@ -193,7 +193,8 @@ _warned: set[torch.device] = set()
 
 
 def routed(op: str, device: torch.device) -> str | None:
-    """`route`, looked up once per op and device, but for an error that may pass; the first op on a device is logged.
+    """`route`, looked up once per op and device, except after an error that may pass; the first op on a device is
+    logged.
 
     Compiled code keeps what it was compiled with.
     """
@@ -212,7 +213,7 @@ def routed(op: str, device: torch.device) -> str | None:
         return _routes.setdefault((op, device), route(op, device))  # anew: an error may have passed since
 
 
-# What `torch.compiler.assume_constant_result` sets, which would import the compiler for it: a compiled call is routed
+# Sets what `torch.compiler.assume_constant_result` would set, which imports the compiler: a compiled call is routed
 # while it is compiled.
 routed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 

@@ -1,8 +1,8 @@
 """Eager calls of the compiled ops past torch's dispatcher, which costs more than a small op does.
 
-All that such a call needs of torch is its exchange of tensors (DLPack's C exchange API), an allocation (its stable ABI)
-and the one function that makes a tensor of Python. The dispatcher is called after all where a mode, a transform, the
-profiler or the tracer is active, where an argument is no plain tensor, is differentiated or is a view that negates,
+All that such a call needs from torch is its exchange of tensors (DLPack's C exchange API), an allocation (its stable
+ABI) and the one function that makes a Python tensor. The dispatcher is still called where a mode, a transform, the
+profiler or the tracer is active, where an argument is not a plain tensor, is differentiated or is a view that negates,
 where something is wrong with the arguments, and always where torch lacks one of the three.
 """
 
@@ -70,5 +70,5 @@ def call(op: str, overload: Any) -> Any:
 
 
 def all_fit(like: Tensor, expected: list[Any]) -> bool:
-    """Whether all tensors surely pass `ops._common.check_tensors`; False where that is not seen at one look."""
+    """Whether all tensors surely pass `ops._common.check_tensors`; False where a quick look cannot tell."""
     return _all_fit is not None and not torch.compiler.is_dynamo_compiling() and _all_fit(like, expected)

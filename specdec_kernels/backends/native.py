@@ -33,11 +33,11 @@ def load(ops: Iterable[str]) -> None:
     Raises
     ------
     ImportError
-        A compiled part was built from other sources, and might read one argument for another.
+        A compiled part was built from other sources, and might mistake one argument for another.
     """
     try:
         wanted = settings().cpu_capability
-    except ValueError:  # an op says so when it is called, the command before
+    except ValueError:  # an op reports it when it is called, the command earlier
         wanted = None
     for key, name in _LIBRARIES.items():
         path = _FOLDER / name
@@ -143,7 +143,7 @@ _versions: dict[int, int] = {}
 
 
 def _binary_version(index: int) -> int:
-    """The version of the code that a GPU runs, or an error's negative number; kept but for an error that may pass."""
+    """The version of the code that a GPU runs, or an error's negative number; kept, unless the error may pass."""
     if index in _versions:
         return _versions[index]
     version = int(_symbols["CUDA"].specdec_cuda_binary_version(index))

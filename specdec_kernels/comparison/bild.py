@@ -33,12 +33,12 @@ def bild(
     max_new_tokens: int = 128,
     eos_token_id: int | Iterable[int] | None = None,
 ) -> GenerationOutput:
-    """The draft writes greedily until it is unsure, the target looks through what it has written: greedy, not lossless.
+    """The draft writes greedily until it is unsure, then the target checks what it has written: greedy, not lossless.
 
     The draft falls back to the target before a token that it gives less than `fallback`, and after an end or
     `max_draft_tokens`. The target then keeps its tokens up to the first that it gives less than ``exp(−rollback)``, and
     writes its likeliest token there, or after them (not after an end). Probabilities are the models' own (temperature
-    1, nothing cut). As a target law, at any temperature, there is `sk.laws.BiLD`.
+    1, nothing cut). For a target law, at any temperature, see `sk.laws.BiLD`.
 
     Sequences that fall back wait for those that do not, which changes no token. Runs op by op, also on a GPU.
 
@@ -114,7 +114,7 @@ def _draft(models: TwoModels, fallback: float, max_draft_tokens: int, unseen: in
 
 
 def _verify(models: TwoModels, tokens: Tensor, status: Tensor, rollback: float) -> Tensor:
-    """Keep of the draft `tokens` ``[batch, width]`` what the target puts up with, and let it write one; the outcome,
+    """Keep what the target accepts of the draft `tokens` ``[batch, width]``, and let it write one; returns the outcome,
     for `take_in`. `status` ``[batch]`` holds the draft's flags.
     """
     state = models.state

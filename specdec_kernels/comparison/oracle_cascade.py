@@ -33,8 +33,8 @@ def oracle_cascade(
     max_new_tokens: int = 128,
     eos_token_id: int | Iterable[int] | None = None,
 ) -> GenerationOutput:
-    """Every token drawn from the distribution π that `target_law` makes of both models' at it (algorithm 3): for
-    analysis, since it saves nothing.
+    """Draw every token from the distribution π that `target_law` makes from both models' (algorithm 3): for analysis,
+    since it saves nothing.
 
     This is `generate` without draft tokens and with a cascaded bonus: each token is a bonus one, none is drafted.
 
@@ -47,7 +47,7 @@ def oracle_cascade(
     draft_model : PreTrainedModel or Runner
         With the target's vocabulary.
     target_law : one of `sk.laws`
-        Any but `Lossy`; its `bonus` counts for nothing here.
+        Any but `Lossy`; its `bonus` has no effect here.
     sampling, draft_sampling : SamplingParams
         Of target and draft; None: the draft's as the target's.
 
@@ -65,7 +65,7 @@ def oracle_cascade(
         raise TypeError(f"oracle_cascade: target_law must be one of sk.laws but Lossy, got {got}")
     if isinstance(eos_token_id, Iterator):  # it is read twice
         eos_token_id = list(eos_token_id)
-    # So that what is wrong is said of this function, not of those that it calls.
+    # So that errors name this function, not those that it calls.
     request = Request(input_ids, attention_mask, sampling, seeds, max_new_tokens, eos_token_id)
     models = TwoModels.begin("oracle_cascade", model, draft_model, request, draft_sampling, 0)
     return generate(

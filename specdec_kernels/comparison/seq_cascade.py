@@ -41,8 +41,8 @@ def seq_cascade(
     max_new_tokens: int = 128,
     eos_token_id: int | Iterable[int] | None = None,
 ) -> GenerationOutput:
-    """The draft writes the whole answer; where its confidence is below ``1 − alpha``, the target writes it anew
-    (section 2).
+    """The draft writes the whole answer; where its confidence is below ``1 − alpha``, the target rewrites it (section
+    2).
 
     What the target writes is what plain decoding would, with the same seeds. The draft draws from another stream,
     because what it draws decides whether the target writes. In the statistics the tokens of a kept answer are drafted

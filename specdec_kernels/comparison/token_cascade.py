@@ -38,8 +38,8 @@ def token_cascade(
     """Token by token, the draft writes where it is sure and the target where it is not (algorithm 2).
 
     The target runs only in steps in which some sequence of the batch defers, and then reads what it has missed as well;
-    that counts as one forward. In the statistics a token of the draft's is one drafted and accepted, one of the
-    target's stands for a rejected one. Runs op by op, also on a GPU.
+    that counts as one forward. In the statistics a token of the draft's counts as drafted and accepted, one of the
+    target's as one in place of a rejected one. Runs op by op, also on a GPU.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def token_cascade(
     draft_model : PreTrainedModel or Runner
         With the target's vocabulary.
     target_law : sk.laws.Chow
-        When to defer; its `bonus` counts for nothing here.
+        When to defer; its `bonus` has no effect here.
     sampling, draft_sampling : SamplingParams
         Of target and draft; None: the draft's as the target's.
 

@@ -23,7 +23,7 @@ from ..sampling import SamplingParams
 from ..types import PLACEHOLDER_TOKEN_ID, RowStats
 
 MAX_ROWS = 64
-"""Rows of a sequence that one forward is fed, where only the last one's logits are wanted: all of them are made."""
+"""The most rows of a sequence in a forward of which only the last one's logits are wanted: those of all are made."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class TwoModels:
 
     @contextmanager
     def at_work(self, caller: str) -> Iterator[Callable[[], Seconds]]:
-        """Within, both have read the prompts and serve no other call; called, what it gives says the seconds that took,
-        and those since.
+        """Within, both have read the prompts and serve no other call. The function that it yields returns the seconds
+        that took, and those since.
         """
         with torch.inference_mode(), ExitStack() as cleanup:
             cleanup.enter_context(claimed(caller, model=self.target, draft_model=self.draft))

@@ -1,4 +1,4 @@
-"""How `generate` is told to speculate: checked before any work. What every loop is given is a `Request`."""
+"""Checks, before any work, how `generate` is told to speculate. What every loop is given is a `Request`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_speculation(
     epsilon: float,
     delta: float,
 ) -> None:
-    """Raise for the first argument of `generate` that is wrong, of those that say how to speculate."""
+    """Raise for the first wrong argument of `generate` among those that say how to speculate."""
     if not isinstance(drafter, Drafter):
         raise TypeError(f"generate: drafter must be a Drafter (NoDrafter() for none), got {type(drafter).__name__}")
     if drafter.runner is runner:
@@ -110,7 +110,7 @@ def check_processors(runner: Runner, processors: object, batch: int, max_new_tok
             f"generate: processors.token_counts must have room for max_new_tokens={max_new_tokens}, got "
             f"{counts.max_new_tokens}"
         )
-    if bool((counts.num_output != 0).any()):  # min_tokens and penalties would go by another answer
+    if bool((counts.num_output != 0).any()):  # else min_tokens and penalties would count another answer
         raise ValueError(
             "generate: processors.token_counts must be new, made for this call's prompts, got some that a call has "
             "counted into"
@@ -118,7 +118,7 @@ def check_processors(runner: Runner, processors: object, batch: int, max_new_tok
 
 
 def check_grammar(grammar: object, target_law: TargetLaw | None) -> None:
-    """Raise unless the loop can ask `grammar` for masks, and they bar what they are to."""
+    """Raise unless the loop can ask `grammar` for masks, and these bar what they should."""
     if grammar is None:
         return
     check_instance("generate", "grammar", grammar, Grammar, "a Grammar or None")

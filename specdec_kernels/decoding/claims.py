@@ -1,4 +1,4 @@
-"""Whose state is whose: a drafter, and a `Runner` of the caller's own, hold that of one call."""
+"""Who owns which state: a drafter, and a `Runner` of the caller's own, hold that of one call."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from weakref import WeakValueDictionary
 
 
 class _Call:
-    """Stands for a call for as long as its frames do."""
+    """Represents a call for as long as its frames exist."""
 
 
 _lock = Lock()
-# By the ids of what a call holds on to, so that none is another's. Weakly: Ctrl-C may come between any two lines below.
+# Keyed by the ids of objects that a call keeps alive, so none is reused. Weak: Ctrl-C may come between any two lines
+# below.
 _claimed: WeakValueDictionary[int, _Call] = WeakValueDictionary()
 
 
 @contextmanager
 def claimed(caller: str, **held: object) -> Iterator[None]:
-    """Keep what is `held`, by the names of the arguments, from every other call, in any thread, until the exit.
+    """Keep the `held` objects (by argument name) from every other call, in any thread, until the exit.
 
     Raises
     ------
@@ -38,4 +39,4 @@ def claimed(caller: str, **held: object) -> Iterator[None]:
     try:
         yield
     finally:
-        del call  # at once, although an exception may hold on to this frame
+        del call  # released at once, even if an exception keeps this frame alive

@@ -1,4 +1,4 @@
-"""How many tokens are drafted where the drafter says beforehand what speaks for its draft."""
+"""How many tokens are drafted where the drafter says beforehand how well its draft is supported."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .state import StepResult
 
 
 class ForesightSchedule(AdaptiveSchedule):
-    """At each step the batch drafts as many tokens a sequence as gain the most time, or none.
+    """At each step the batch drafts the number of tokens per sequence that gains the most time, or none.
 
-    How much of the text's end was found again tells how likely a draft's tokens are right. As that is known before
-    the step, drafts are made where they are worth their rows and nowhere else, also in a text's first steps and where
-    it changes. A token is worth the time that the batch has taken for one so far, and counts the more, the likelier its
-    sequence is the last to be done, which the batch waits for: one with much left, of which little has been foreseen.
+    How much of the text's end was found again tells how likely a draft's tokens are right. As that is known before the
+    step, drafts are made only where they are worth their rows, also in a text's first steps and where it changes. A
+    token is worth the time that the batch has taken per token so far. It counts more the likelier its sequence is to be
+    done last, as the batch waits for it: a sequence with much left, of which little has been foreseen.
 
-    A token of a one-hot draft is accepted with the probability that the target gives it, which is also the one with
-    which a plain step emits it (with acceptance "match", where it is the one that comes): so a plain step judges the
-    drafter as well, without a row more.
+    A token of a one-hot draft is accepted with the probability that the target gives it, which is also the probability
+    that a plain step emits it (with acceptance "match": it is accepted if it is the one that comes). So plain steps
+    judge the drafter too, without an extra row.
     """
 
-    # All chosen by what `bench.replay` makes of recorded answers, at batches of 1 to 8.
+    # All chosen with `bench.replay` on recorded answers, at batches of 1 to 8.
     _MARGIN = 0.02  # a gain below this, in plain steps, does not pay for the risk of a wrong estimate
     _ALLOWANCE, _TRUST = 0.7, 0.0  # see `Account`
-    _MOST_TRUST, _EVIDENCE = 0.5, 15.0  # what trust grows to, and by how many judged drafts half the way
-    _SPARED = 0.7  # steps that a foreseen token spares a sequence in the end
+    _MOST_TRUST, _EVIDENCE = 0.5, 15.0  # the limit of trust, and the judged drafts that bring half of it
+    _SPARED = 0.7  # steps that a foreseen token saves a sequence in the end
     _FORESEEN, _EMITTED = 2.4, 6.0  # tokens of each sequence before the first step, as assumed
-    _SPREAD = 0.5  # steps by which the sequences' ends come to differ, over the root of the tokens that are left
-    _ASSUMED = 8.0  # tokens before the first one, each by a plain step
+    _SPREAD = 0.5  # by how many steps the sequences' ends differ, over the root of the tokens left
+    _ASSUMED = 8.0  # tokens assumed before the first one, each from a plain step
 
     def __init__(
         self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts,
@@ -46,14 +46,14 @@ class ForesightSchedule(AdaptiveSchedule):
         self._judged = 0
         self._foreseen, self._emitted = [self._FORESEEN] * batch_size, [self._EMITTED] * batch_size
         self._tokens, self._matched = [-1] * batch_size, [0] * batch_size
-        self._best = self._choice = 0  # by place in `lengths`; another than the best for comparison alone
+        self._best = self._choice = 0  # indices into `lengths`; the choice is not the best only for comparison
 
     def look(self, foresight: Foresight) -> None:
         """Before each step: choose by what is about to be proposed."""
         self._tokens, self._matched = foresight.tokens.tolist(), foresight.matched.tolist()
         self._best = self._choice = 0
         longest = max((n for token, n in zip(self._tokens, self._matched, strict=True) if token >= 0), default=-1)
-        if self._best_of(self._yield.at_most(longest))[0] == 0:  # so it is in most steps of texts that repeat little
+        if self._best_of(self._yield.at_most(longest))[0] == 0:  # as in most steps of texts that repeat little
             return
         left = self._account.left
         more = self._yield.expected(np.where(foresight.tokens >= 0, foresight.matched, -1))
@@ -98,23 +98,23 @@ class ForesightSchedule(AdaptiveSchedule):
 
 
 class MatchYield:
-    """How often a draft's tokens are accepted, by how many tokens were found again: the first, and those after it.
+    """How often a draft's first token, and those after it, are accepted, by how many tokens were found again.
 
-    Some tokens of each kind are assumed to have been judged before the first step. In plain floats: a step has
-    microseconds for it.
+    Some tokens of each kind are assumed to have been judged before the first step. Plain floats, because a step has
+    only microseconds for this.
     """
 
-    LEAST = (0, 1, 2, 3, 4, 5, 8)  # of tokens found again, in each kind
-    # Well below what `python -m bench.replay` counts in answers of SmolLM2-135M: in its replays that loses least, as
+    LEAST = (0, 1, 2, 3, 4, 5, 8)  # tokens found again, at least, in each kind
+    # Well below what `python -m bench.replay` counts in answers of SmolLM2-135M: this loses least in its replays, as
     # what looks best in a step is more often overrated than underrated.
     _FIRST = (0.11, 0.13, 0.34, 0.47, 0.58, 0.70, 0.82)
     _LATER = (0.20, 0.40, 0.50, 0.58, 0.66, 0.75, 0.85)
-    _WEIGHT = 24.0  # judged tokens that these begin as
+    _WEIGHT = 24.0  # judged tokens that these values count as
 
     def __init__(self, lengths: tuple[int, ...] = AUTO_DRAFT_LENGTHS) -> None:
         self._lengths = lengths
         assumed, each = self._WEIGHT, zip(self._FIRST, self._LATER, strict=True)
-        # Of first tokens those accepted and judged; of later ones.
+        # Accepted and judged first tokens, then accepted and judged later ones.
         self._counts = [[assumed * first, assumed, assumed * later, assumed] for first, later in each]
         self._expected = [[0.0] * len(lengths) for _ in (None, *self.LEAST)]  # the first: nothing found
         self._changed = set(range(len(self.LEAST)))
@@ -125,7 +125,7 @@ class MatchYield:
         return np.array(self._expected)[np.searchsorted(self.LEAST, matched, side="right")]
 
     def at_most(self, matched: int) -> list[float]:
-        """``[lengths]``: no draft after so many tokens found again, or fewer, is expected to bring more."""
+        """``[lengths]``: the most that a draft is expected to bring after `matched` tokens found again, or fewer."""
         self._revise()
         kinds = bisect.bisect_right(self.LEAST, matched) + 1
         return [max(each) for each in zip(*self._expected[:kinds], strict=True)]

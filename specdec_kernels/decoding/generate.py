@@ -70,10 +70,10 @@ def generate(
     reads each step's outcome once: to see whether all sequences are done, for the streamer and for statistics.
 
     On a GPU a step is captured in a CUDA graph and replayed (see `specdec_kernels.decoding.graph`): draft and
-    verification in one with drafters that work on the device (`ModelDrafter`, `ModelTreeDrafter`, `MedusaDrafter`,
-    `NoDrafter`), whose next step is launched before the host looks at the last where the draft length is fixed; the
-    verification alone with drafters of chains that work on the host. The tokens are the same (tested with a stand-in
-    for a GPU: no run on one is on record). What cannot be captured runs op by op, and the log says why.
+    verification together for drafters that work on the device (`ModelDrafter`, `ModelTreeDrafter`, `MedusaDrafter`,
+    `NoDrafter`), whose next step is launched before the host looks at the last one if the draft length is fixed; the
+    verification alone for drafters of chains that work on the host. The tokens are the same (tested with a stand-in for
+    a GPU: no run on one is on record). What cannot be captured runs op by op, and the log says why.
 
     With greedy sampling, and with ``acceptance="match"`` and the same `seeds`, the tokens are those of plain decoding
     (`NoDrafter`), whatever the drafter, `num_speculative_tokens`, batch or padding, except where the model's forward
@@ -94,45 +94,46 @@ def generate(
         your own.
     attention_mask : Tensor, optional
         ``[batch, prompt]`` of 0 and 1 on the model's device, zeros on the left (an encoder-decoder: anywhere), a 1 in
-        every row. None: no padding, so that no row may begin (of an encoder-decoder, begin or end) with the model's
+        every row. None: no padding; then no row may begin (for an encoder-decoder, begin or end) with the model's
         padding id.
     sampling : SamplingParams
         Of the target; tensor fields ``[batch]`` on the model's device.
     processors : Processors, optional
-        Penalties, biases, allowed and banned ids of the target's logits, before `sampling`; no `token_bitmask`. What is
-        emitted is added to its `token_counts` (with what `stop` cuts off of a sequence's last step, and on a GPU of a
-        step that was launched before `stop` was asked), which begin with the prompt: ``TokenCounts(input_ids,
-        max_new_tokens, attention_mask)``, made anew for each call. `ModelDrafter` draws with them, too, `MedusaDrafter`
-        ranks its heads' tokens by them, and no other drafter proposes what they bar. With a cascade as `target_law`
-        they act on the target's logits alone: where the draft's token is kept, what they bar can be emitted.
+        Penalties, biases, allowed and banned ids of the target's logits, before `sampling`; no `token_bitmask`. Emitted
+        tokens are added to its `token_counts` (including those that `stop` cuts off a sequence's last step and, on a
+        GPU, off a step launched before `stop` was asked). The counts begin with the prompt: ``TokenCounts(input_ids,
+        max_new_tokens, attention_mask)``, made anew for each call. `ModelDrafter` also draws with the processors,
+        `MedusaDrafter` ranks its heads' tokens by them, and no other drafter proposes what they bar. With a cascade as
+        `target_law` they act on the target's logits alone: ids that they bar can be emitted where the draft's token is
+        kept.
     grammar : Grammar, optional
-        An engine on the host that bars, at every position and every node of a tree, what a text may not go on with,
-        made anew for each call, whose texts it follows; one that another call is using is refused. The drafters here
-        propose nothing that it bars. A step then waits for its draft, and is not captured. Not with a cascade as
-        `target_law`.
+        An engine on the host that bars, at every position and every node of a tree, the tokens that may not come next.
+        Make a new one for each call, as it follows that call's texts; one that another call is using is refused. The
+        drafters here propose nothing that it bars. A step then waits for its draft, and is not captured. Not with a
+        cascade as `target_law`.
     seeds : Tensor, optional
-        ``[batch]`` int64. None: drawn from torch's default generator. A call that goes on with a text needs others, but
-        with "match": each counts its steps from 0, and would draw as the one before did.
+        ``[batch]`` int64. None: drawn from torch's default generator. Except with "match", a call that continues a text
+        needs new seeds: each call counts its steps from 0, and would repeat the draws of the one before.
     max_new_tokens : int
         Most new tokens of each sequence, >= 1.
     num_speculative_tokens : int, "auto" or CostTable
-        Draft tokens a step, 0 … 64. "auto": 0, 1, 3 or 7, chosen for the batch at each step by what its drafts have
-        yielded so far (those of lookups and of `NgramLMDrafter` by how long a match each was read on from) and by
-        what steps have cost (at the first call with this model, kind of drafter and batch size, eight are timed, four
-        of trees), so that the batch is done soonest; where drafting does not pay, nothing is drafted. Where
-        `acceptance` is "token" or "block", sampling is not greedy and `seeds` are given, the draws depend on that
-        choice: then costs are nominal ones (`CostTable.nominal`), so that the seeds reproduce. A `CostTable`: as
-        "auto", by these costs; ``stats.costs`` of a call are those that it chose by, and reproduce its tokens with its
-        seeds. A tree drafter sets its own size: an integer > 0 is its tree at every step, "auto" the tree or nothing.
-        With a `target_law`, or "typical", the distribution depends on how much is drafted: there "auto" is 5, or the
-        tree, while a `CostTable` chooses as ever, and the distribution follows its choices.
+        Draft tokens a step, 0 … 64. "auto": 0, 1, 3 or 7, chosen for the batch at each step so that it is done soonest,
+        by what its drafts have yielded so far (those of lookups and of `NgramLMDrafter` by the length of the match that
+        each continued) and by what steps have cost (at the first call with this model, kind of drafter and batch size,
+        eight steps are timed, four with trees); where drafting does not pay, nothing is drafted. Where `acceptance` is
+        "token" or "block", sampling is not greedy and `seeds` are given, the draws depend on that choice: then costs
+        are nominal ones (`CostTable.nominal`), so that the seeds reproduce the tokens. A `CostTable`: as "auto", by
+        these costs; a call's ``stats.costs`` are those that it chose by, and with its seeds they reproduce its tokens.
+        A tree drafter sets its own size: an integer > 0 is its tree at every step, "auto" the tree or nothing. With a
+        `target_law`, or "typical", the distribution depends on how much is drafted: there "auto" is 5, or the tree,
+        while a `CostTable` still chooses, and the distribution depends on its choices.
     acceptance : {"token", "block", "match", "greedy", "typical"}
         See `verify_chain`, and for trees `verify_tree`, where "token" and "block" are its "sample". "greedy" decodes
         greedily whatever `sampling` says. "typical" is for trees and not lossless.
     target_law : one of `sk.laws`, optional
         See `verify_chain`; all but `Lossy` need a drafter that gives logits (`ModelDrafter`), and none goes with a
-        drafter of trees. What follows a fully accepted draft, or none, has the target's distribution unless
-        ``bonus="cascade"``.
+        drafter of trees. The token after a fully accepted draft, or after no draft, has the target's distribution
+        unless ``bonus="cascade"``.
     epsilon, delta : float
         Of "typical" alone: a token of probability p is accepted where ``p > min(epsilon, delta * exp(-entropy))``; p
         and the entropy, in nats, are of the target's distribution at the sampling temperature, before any truncation
@@ -141,18 +142,18 @@ def generate(
         End a sequence after any of these. None: those of the model's generation config, or of its config where it has
         none (of a `Runner`, its `end_ids`); an empty list: never.
     stop : callable, optional
-        Given, after every step, a list of ``[n]`` int64 arrays, the new tokens of each sequence (none of one that has
-        ended); returns for each how many to keep if it ends there, else None.
+        Called after every step with a list of ``[n]`` int64 arrays, the new tokens of each sequence (empty for one that
+        has ended); returns for each how many to keep if it ends there, else None.
     streamer : optional
-        A transformers streamer (``put`` / ``end``; batch 1 only), or a callable that is given, after every step, a list
-        of ``[n]`` int64 arrays: the new tokens of each sequence. An object with a method ``step`` has that called with
-        a second list, of ``[n]`` int64 arrays: where each of those tokens came from, as `Provenance`. With
-        `return_logprobs` a method ``logprobs``, where it has one, is called just before, with a list of
-        `TokenLogprobs` on the CPU: ``[n]`` each, of those tokens.
+        A transformers streamer (``put`` / ``end``; batch 1 only), or a callable that is called after every step with a
+        list of ``[n]`` int64 arrays: the new tokens of each sequence. If the object has a method ``step``, that is
+        called instead, with a second list of ``[n]`` int64 arrays: where each of those tokens came from, as
+        `Provenance`. With `return_logprobs` its method ``logprobs``, if it has one, is called just before, with a list
+        of `TokenLogprobs` on the CPU: ``[n]`` each, of those tokens.
     return_logprobs : int, optional
         0 … 20: also return the log-probability and rank of each token and of so many likeliest ids (`TokenLogprobs`):
-        raw and, after `processors` and `sampling`, processed (by ``acceptance="greedy"`` after processors and
-        greedily). Both are the target's, whatever `target_law` makes of it.
+        raw and, after `processors` and `sampling`, processed (with ``acceptance="greedy"``: after processors, and
+        greedily). Both are the target's, whatever the `target_law`.
     progress : bool
         Show a progress bar (needs tqdm).
 
@@ -165,8 +166,8 @@ def generate(
     ------
     ValueError, TypeError
         A model that cannot be served (by name, with the reason), a draft with another vocabulary, a drafter or grammar
-        that another call is using, bad shapes, dtypes or ranges; before any work. (What a drafter, grammar or `stop` of
-        your own gives wrong ends the call where it happens.)
+        that another call is using, bad shapes, dtypes or ranges; before any work. (Wrong results of your own drafter,
+        grammar or `stop` end the call where they occur.)
     ModuleNotFoundError
         ``progress=True`` without tqdm.
     """
@@ -202,7 +203,7 @@ def generate(
         stopper = Stopper(stop, state.batch_size)
         began = time.perf_counter()
         cleanup.callback(drafter.finish)
-        drafter.start(state)  # which may refuse the call: no streamer is to hear of it then
+        drafter.start(state)  # may refuse the call, and then the streamer must not hear of it
         emit = emitter(streamer, prompt.host_tokens, cleanup)
         cleanup.callback(runner.finish)
         runner.start(prompt, state.capacity)
@@ -261,7 +262,7 @@ def _costs(
 
 
 def _lengths(drafter: Drafter) -> tuple[int, ...]:
-    """Of the drafts among which is chosen."""
+    """The draft lengths to choose from."""
     return (0, drafter.max_depth) if isinstance(drafter, TreeDrafter) else AUTO_DRAFT_LENGTHS
 
 
@@ -288,7 +289,7 @@ def _schedule(
     state, drafter = steps.state, steps.drafter
     first_plain = isinstance(drafter, TreeDrafter) and drafter.reads_hidden  # there are no states to read yet
     if costs is not None:
-        # A law may accept a token more often than a plain step emits it, which then judges no draft.
+        # With a law a token may be accepted more often than a plain step emits it, so plain steps judge no draft.
         foresees = state.target_law is None and _foresee(state, drafter) is not None
         if foresees and not first_plain:
             return ForesightSchedule(state.batch_size, max_new_tokens, costs, _lengths(drafter))

@@ -18,10 +18,10 @@ SomeDrafts = list[np.ndarray | None]
 class Grammar(ABC):
     """What the texts of a `generate` call may be: a grammar engine (XGrammar, llguidance) for each sequence.
 
-    A step calls ``fill`` or ``fill_last`` while its draft is made and then for what is left of it, verifies, and calls
-    ``commit``. A draft, a tree too, may be anything: what the grammar bars is rejected, so that the text is that of
-    plain decoding with the grammar. It follows the texts of one call, so make another for the next call. One of "every
-    other token is even"::
+    A step calls ``fill`` or ``fill_last`` while its draft is made and again for what remains of the draft, verifies,
+    and calls ``commit``. A draft, or a tree, may be anything: what the grammar bars is rejected, so the text is that of
+    plain decoding with the grammar. A `Grammar` follows the texts of one call; make another for the next call. One for
+    "every other token is even"::
 
         class Alternating(Grammar):
             def __init__(self, batch):
@@ -47,19 +47,20 @@ class Grammar(ABC):
         ----------
         rows : Tensor
             ``[batch, at least n + 1, ceil(vocab / 32)]`` int32 on the CPU, all bits 1, to be written: ``rows[b, i]`` is
-            of the token after the first i of ``drafts[b]``; bit ``v % 32`` of word ``v // 32`` is id v's. ``rows[b]``
-            is what engines fill one row of at a time. Rows after a token that is barred are not looked at.
+            for the token after the first i of ``drafts[b]``; bit ``v % 32`` of word ``v // 32`` is id v's. Engines fill
+            ``rows[b]`` one row at a time. Rows after a token that is barred are not looked at.
         drafts : list of ndarray or None
-            ``[n]`` int64 draft tokens of each sequence, to be forgotten again, none of which ends it: what is drafted
-            from such a token on is left out. None: none of its rows is looked at, as of one that has ended.
+            ``[n]`` int64 draft tokens of each sequence, which the engine must forget again. None of them ends the
+            sequence: a draft is cut before such a token. None: no row of the sequence is looked at, e.g. because it has
+            ended.
         """
 
     def fill_last(self, rows: Tensor, drafts: SomeDrafts) -> None:
         """Clear the bits of what may not come after the whole of a draft: the last row of those that ``fill`` writes.
 
-        Asked where a draft is made token by token, and at the nodes of a tree. As it stands it calls ``fill``. An
-        engine that can go back saves filling the other rows again: it takes in ``drafts[b]``, fills ``rows[b]``, and
-        takes them back.
+        Called where a draft is made token by token, and at the nodes of a tree. By default it calls ``fill``. An engine
+        that can roll back avoids filling the other rows again: it takes in ``drafts[b]``, fills ``rows[b]`` and rolls
+        back.
 
         Parameters
         ----------
@@ -89,7 +90,7 @@ def allowed(rows: Tensor, ids: Tensor) -> Tensor:
 
 
 class Masks:
-    """What a grammar lets follow the texts of a `generate` call and drafts of theirs; asks once a step for each row.
+    """What a grammar allows after the texts of a `generate` call and after their drafts; asks for each row once a step.
 
     Parameters
     ----------
@@ -104,7 +105,7 @@ class Masks:
         self._grammar, self._vocab_size = grammar, vocab_size
         self._ends = frozenset(() if ends is None else ends.tolist())
         words = (vocab_size + 31) // 32
-        self._real = torch.full((words,), -1, dtype=torch.int32, device="cpu")  # the bits that are of ids
+        self._real = torch.full((words,), -1, dtype=torch.int32, device="cpu")  # the bits that stand for ids
         if vocab_size % 32:
             self._real[-1] = (1 << vocab_size % 32) - 1
         self._rows: dict[tuple[int, bytes], Tensor] = {}
@@ -117,13 +118,13 @@ class Masks:
         drafts : list of ndarray or None
             ``[n]`` int64 of each sequence, without a token that is barred; None: not asked about.
         among : Tensor, optional
-            ``[m]`` int64 on the CPU: the only ids that are thought of.
+            ``[m]`` int64 on the CPU: the only ids considered.
 
         Returns
         -------
         tuple
             ``[batch, ceil(vocab / 32)]`` int32 on the CPU, and ``[batch]`` bool: whether any of them may follow. Where
-            none may, or it was not asked, the row has all its bits.
+            none may, or nothing was asked, the row has all its bits.
         """
         rows = self._after(drafts)
         some = ((rows & self._real) != 0).any(1) if among is None else allowed(rows, among).any(1)
@@ -142,7 +143,7 @@ class Masks:
         tokens : ndarray
             ``[batch, num_nodes - 1]`` int64 of the other nodes; −1 where there is none.
         limits : ndarray
-            ``[batch]`` int64: no node that lies deeper is looked at; −1: nor is the text.
+            ``[batch]`` int64: nodes that lie deeper are not looked at; −1: neither is the text.
         parents : ndarray, optional
             ``[batch, num_nodes]`` int64: each before its children.
 
@@ -150,7 +151,7 @@ class Masks:
         -------
         tuple
             ``[batch, num_nodes, ceil(vocab / 32)]`` int32 on the CPU, and ``[batch, num_nodes]`` bool: which nodes can
-            be reached, their tokens and those above not being barred. The row of another has all its bits.
+            be reached, i.e. neither their tokens nor those above are barred. All other rows have all their bits.
         """
         batch, num_nodes = len(tokens), tokens.shape[1] + 1
         if parents is None:
@@ -178,12 +179,12 @@ class Masks:
         return rows, np.array([[path is not None for path in column] for column in paths]).T
 
     def commit(self, tokens: Drafts) -> None:
-        """As of `Grammar`."""
+        """As `Grammar.commit`."""
         self._rows.clear()
         self._grammar.commit(tokens)
 
     def _key(self, sequence: int, draft: np.ndarray | None) -> tuple[int, bytes] | None:
-        """Of the row after `draft`; None where there is none to ask for."""
+        """The key of the row after `draft`; None where there is no row to ask for."""
         if draft is None or not self._ends.isdisjoint(draft.tolist()):
             return None
         return sequence, draft.tobytes()

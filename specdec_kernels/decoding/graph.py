@@ -10,8 +10,8 @@ A graph is fixed to the number of draft tokens and to the rows of the cache that
 that holds every sequence: a text that outgrows it has its step captured again. The first steps of each such shape are
 ordinary ones on the side stream of the capture, which warms up everything that torch sets up at first use; one of them
 runs under torch's check for synchronisations, because a capture that fails midway leaves torch's allocator in disorder.
-All graphs of a call share one memory pool: they run one after the other on one stream, and nothing of a step but its
-outcome, which lives on, is needed by a later one.
+All graphs of a call share one memory pool: they run one after the other on one stream, and a later step needs nothing
+of an earlier one except its outcome, which is kept.
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ MIN_ROWS = 64
 
 # torch allows one capture at a time in a process, and has one mode for synchronisations in all of it
 _capturing = threading.Lock()
-_WAITS = "synchronizing CUDA operation"  # in what torch says of it
+_WAITS = "synchronizing CUDA operation"  # part of torch's warning
 _refusals: set[str] = set()
 
 
 class _Streams:
-    """Side streams, each of one call at a time: whatever is launched on a stream while it is captured is captured too.
+    """Side streams, each used by one call at a time: whatever is launched on a stream during its capture is captured
+    too.
 
-    They are used again, as torch keeps memory for every stream ever used; and it has 32 for each device, which it gives
-    out in turn.
+    They are reused, as torch keeps memory for every stream ever used, and has 32 for each device, which it hands out in
+    turn.
     """
 
     _MOST = 32
@@ -169,7 +170,7 @@ class CapturedSteps(Steps):
         room = batch * ((longest_draft + 1) * numbers_of_token(state.num_top) + OUTCOME_COLUMNS)
         self._landings = cycle([_Landing(_pinned(room, state.device), torch.cuda.Event()) for _ in range(2)])
         self._cleanup = ExitStack()
-        _hear_warnings()  # long before a step is checked: what others restore in between is this
+        _hear_warnings()  # well before a step is checked, so that others who restore the hook restore this one
 
     def __enter__(self) -> CapturedSteps:
         try:
@@ -215,14 +216,14 @@ class CapturedSteps(Steps):
     def _fetch(self, launched: Any) -> np.ndarray:
         landing, shape = launched
         landing.arrived.synchronize()
-        outcome: np.ndarray = landing.buffer[: shape.numel()].view(shape).numpy().copy()  # it is used again
+        outcome: np.ndarray = landing.buffer[: shape.numel()].view(shape).numpy().copy()  # the buffer is reused
         return outcome
 
     def _run(self, host_limits: np.ndarray, width: int, num_tokens: int, round_up: Callable[[int], int]) -> Tensor:
         """Enqueue a step of `width` draft tokens (of which a drafter on the host is asked for `num_tokens`)."""
         state, drafter = self.state, self.drafter
         rows = self._rows(width)
-        at_step = state.at_step(host_limits, rows - width)  # of texts that long all rows are seen, and no more
+        at_step = state.at_step(host_limits, rows - width)  # so long that attention sees `rows` rows, no more
         if state.asks_drafter(width if drafter.capturable else num_tokens):
             drafter.prepare(at_step)
         if drafter.capturable:
@@ -286,8 +287,8 @@ class CapturedSteps(Steps):
         """Capture `step`, which does not run it."""
         graph = torch.cuda.CUDAGraph()
         try:
-            # Torch waits for the device to begin a capture. Other threads may go on using the GPU: a capture must only
-            # be kept from what this thread does.
+            # Torch waits for the device before it begins a capture. Other threads may go on using the GPU: only calls
+            # of this thread can spoil the capture.
             with (
                 _capturing,
                 _sync_debug_mode("default"),
@@ -313,7 +314,7 @@ _checked: tuple[int, list[str]] | None = None
 
 @contextmanager
 def _noting_waits() -> Iterator[list[str]]:
-    """Within: where this thread lets the host wait for the device. Torch warns of it in all threads, which may wait."""
+    """Where this thread makes the host wait for the device, within. Torch warns in all threads; the others may wait."""
     global _checked
     waits = list[str]()
     _hear_warnings()
@@ -326,7 +327,7 @@ def _noting_waits() -> Iterator[list[str]]:
 
 
 def _hear_warnings() -> None:
-    """Neither is taken back: Python has one of each, which other threads may have changed and restored meanwhile."""
+    """Install hook and filter for good: Python has one of each, and other threads may restore theirs meanwhile."""
     if not hasattr(warnings.showwarning, "notes_waits"):
         warnings.showwarning = _noting(warnings.showwarning)
     warnings.filterwarnings("always", message=f".*{_WAITS}")

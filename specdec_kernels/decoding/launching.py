@@ -41,7 +41,8 @@ class Steps:
     def __init__(self, state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None) -> None:
         self.state, self.runner, self.drafter, self.ends = state, runner, drafter, ends
         self._under_way: deque[tuple[int, Any]] = deque()
-        # What a step without a draft verifies. Only the verification of a tree keeps hidden states: a root then.
+        # What a step without a draft verifies: only a root if the drafter reads hidden states, as only the verification
+        # of a tree keeps those.
         keeps_hidden = isinstance(drafter, TreeDrafter) and drafter.reads_hidden
         root = DraftTree.from_parents([-1]).to(state.device) if keeps_hidden else None
         self._nothing = Draft(state.tokens[:, :0], tree=root)
@@ -87,7 +88,7 @@ class Steps:
         return 0
 
     def _launch(self, wanted: int, schedule: Schedule) -> Any:
-        """Enqueue a step; what `_fetch` needs to get at its outcome."""
+        """Enqueue a step; returns what `_fetch` needs to get its outcome."""
         state = self.state
         at_step = state.at_step(state.draft_limits(wanted), state.longest)
         num_tokens = int(at_step.host_limits.max())
@@ -151,7 +152,7 @@ def _check_tree(caller: str, drafter: Drafter, draft: Draft, tree: DraftTree, ba
 
 
 def masked(state: DecodingState, draft: Draft) -> DecodingState:
-    """The state with the mask that its grammar, if there is one, makes for `draft`, for which this waits."""
+    """The state with the mask that its grammar, if it has one, makes for `draft`; waits for the draft."""
     if state.masks is None:
         return state
     limits = state.host_limits

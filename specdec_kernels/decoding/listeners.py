@@ -1,4 +1,4 @@
-"""Who is told of every step: a streamer, and a progress bar."""
+"""What follows every step: a streamer, and a progress bar."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def emitter(streamer: Any, prompts: list[np.ndarray], cleanup: ExitStack) -> Cal
 
 
 def _giver(streamer: Any, prompts: list[np.ndarray], cleanup: ExitStack) -> Callable[[StepResult], None]:
-    """What hands it the tokens."""
+    """What hands the streamer the tokens."""
     if streamer is None:
         return lambda result: None
     if callable(getattr(streamer, "step", None)):

@@ -27,7 +27,7 @@ def packed(likely: TokenLogprobs) -> Tensor:
 
 
 def split(numbers: np.ndarray, num_top: int) -> tuple[np.ndarray, TokenLogprobs]:
-    """Tokens ``[batch, width]`` with what is packed behind them, taken apart on the host."""
+    """Takes apart, on the host, tokens ``[batch, width]`` and what is packed behind them."""
     width = numbers.shape[1] // numbers_of_token(num_top)
     shapes = _shapes(len(numbers), width, num_top)
     parts = torch.from_numpy(numbers[:, width:]).split([math.prod(shape[1:]) for shape in shapes], 1)
@@ -44,7 +44,7 @@ def _shapes(batch: int, width: int, num_top: int) -> list[tuple[int, ...]]:
 
 
 class LogprobsRecorder:
-    """Collects them.
+    """Collects the log-probabilities of a call's steps.
 
     Parameters
     ----------
@@ -60,13 +60,13 @@ class LogprobsRecorder:
         self._rows = torch.arange(batch_size, device="cpu")[:, None]
 
     def add(self, slots: np.ndarray, likely: TokenLogprobs) -> None:
-        """Take in those of a step, whose tokens come to `slots` ``[batch, width]``."""
+        """Take in a step's, whose tokens go to `slots` ``[batch, width]``."""
         at = torch.from_numpy(slots)
         for kept, new in zip(self._kept, likely, strict=True):
             kept[self._rows, at] = new
 
     def output(self, num_tokens: np.ndarray) -> TokenLogprobs:
-        """Those of so many tokens of each sequence."""
+        """Those of the first `num_tokens` tokens of each sequence."""
         longest = int(num_tokens.max())
         past = torch.arange(longest, device="cpu") >= torch.from_numpy(num_tokens)[:, None]
         return TokenLogprobs(

@@ -139,7 +139,7 @@ class Seconds(NamedTuple):
 
 
 def of_each(rows: np.ndarray, result: StepResult) -> list[np.ndarray]:
-    """Of ``[batch, width + 1]`` what belongs to the tokens that each sequence was given."""
+    """The entries of ``[batch, width + 1]`` that belong to the tokens that each sequence was given."""
     return [row[:n] for row, n in zip(rows, result.num_tokens, strict=True)]
 
 

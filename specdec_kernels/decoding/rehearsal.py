@@ -18,7 +18,7 @@ _REPEATS = 2
 
 
 class Identity:
-    """An object as a key, which need not be hashable and is not kept alive: equal for the same object alone."""
+    """Any object as a key, equal only for the same object. The object need not be hashable and is not kept alive."""
 
     def __init__(self, of: object) -> None:
         self._of, self._id = weakref.ref(of), id(of)
@@ -52,7 +52,7 @@ def begin_costs(steps: Steps, lengths: tuple[int, ...]) -> LearnedCosts:
         weakref.finalize(draft, known.pop, key, None)
     before = known.get(key)
     costs = LearnedCosts(_rehearse(steps, lengths), 1 / _REPEATS) if before is None else before.continued()
-    known[key] = costs  # a call that begins at the same time keeps others, and goes on with those
+    known[key] = costs  # a call that begins at the same time uses its own costs, and goes on with them
     return costs
 
 

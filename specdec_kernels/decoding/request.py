@@ -20,7 +20,7 @@ from .state import DecodingState
 
 MAX_SPECULATIVE_TOKENS = 64
 DRAFT_LENGTH = 5
-"""Draft tokens where nobody says how many, and "auto" must not choose."""
+"""Draft tokens where no number is given and "auto" must not choose."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Request:
             )
 
     def ends(self, caller: str, runner: Runner) -> Tensor | None:
-        """``[num_eos]`` int64 ids that end a sequence, or None; raises for those that are none."""
+        """``[num_eos]`` int64 ids that end a sequence, or None; raises for invalid ids."""
         wanted: Any = runner.end_ids if self.eos_token_id is None else self.eos_token_id
         got = type(wanted).__name__
         one = isinstance(wanted, (str, bytes)) or not isinstance(wanted, Iterable) or getattr(wanted, "ndim", 1) == 0
@@ -134,7 +134,7 @@ def check_draft(
 
 
 def check_real(caller: str, runner: Runner) -> None:
-    """ValueError where a model has no numbers."""
+    """ValueError if a model's weights hold no values."""
     if runner.device.type == "meta":
         raise ValueError(f"{caller}: {runner.name} must have its weights, got them on meta (offloaded, or not loaded)")
 
@@ -171,7 +171,7 @@ def _check_mask(caller: str, runner: Runner, attention_mask: Tensor, batch: int,
 
 
 def _check_unpadded(caller: str, runner: Runner, input_ids: Tensor) -> None:
-    """Ids that look padded would be decoded with their padding."""
+    """Refuse ids that look padded: they would be decoded with their padding."""
     ends = [0] if runner.decoder_start is None else [0, -1]
     padded = (input_ids[:, ends] == runner.prompt_padding).any(1) if runner.prompt_padding is not None else None
     if padded is not None and bool(padded.any()):

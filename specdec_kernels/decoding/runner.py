@@ -47,7 +47,7 @@ class Prompt:
         return self.tokens.shape[1]
 
     def clamped(self, vocab: int) -> Prompt:
-        """As a model with so many ids reads it: others are its last one."""
+        """As a model with `vocab` ids reads it: ids beyond them become its last one."""
         source, host_source = self.source_tokens, self.host_source
         return replace(
             self,
@@ -70,10 +70,10 @@ class Runner(ABC):
         For messages.
     vocab_size : int
     device : torch.device
-        As its tensors have it: a GPU with its index.
+        As on its tensors: a GPU with its index.
     max_length : int or None
-        Longest sequence the model can hold; None: no limit. Padded drafts and trees are fed past it, so clamp what is
-        looked up by position: nobody looks at those rows' logits.
+        Longest sequence the model can hold; None: no limit. Padded drafts and trees are fed past it, so clamp look-ups
+        by position: nobody looks at those rows' logits.
     decoder_start : int or None
         None for a decoder-only model; else the id that starts the decoder of an encoder-decoder.
     capturable : bool
@@ -83,7 +83,7 @@ class Runner(ABC):
     takes_trees : bool
         True: `forward_tree` and `keep_path` work.
     num_embeddings : int or None
-        Ids that it reads, which may be more than those it gives logits of; None: all of the target's.
+        Ids that it can read, which may be more than it gives logits for; None: all of the target's.
     hidden_size : int or None
         Width of the hidden states that `forward_tree` gives; None: it gives none.
     end_ids : tuple of int
@@ -134,13 +134,13 @@ class Runner(ABC):
         """
 
     def expect(self, real: Callable[[], Tensor]) -> None:  # noqa: B027 - of use to few
-        """Called before a forward of which not all rows are looked at: that verifies a draft, or begins one.
+        """Called before a forward that verifies or begins a draft, of which not all rows are looked at.
 
         Parameters
         ----------
         real : callable
             Gives ``[batch, n]`` bool: which of the tokens that follow are a sequence's own. The others fill up shorter
-            drafts and texts; nothing is read of their rows.
+            drafts and texts; their rows are not read.
         """
 
     def forward_tree(self, tokens: Tensor, starts: Tensor, tree: DraftTree, bound: int) -> tuple[Tensor, Tensor | None]:
@@ -189,7 +189,7 @@ class Runner(ABC):
         """Release what `start` made."""
 
     def costs_as(self) -> tuple[object, Hashable]:
-        """What a forward's measured cost is remembered by: an object that lives as long as the model, and the
-        model's present condition as far as that changes its speed.
+        """The key of a forward's measured cost: an object that lives as long as the model, and the model's present
+        condition as far as that changes its speed.
         """
         return self, None

@@ -32,7 +32,7 @@ class Speculation:
     acceptance : str
         See `generate`.
     max_draft_tokens : int
-        A step puts no more of a sequence's tokens to the test.
+        The most draft tokens of a sequence that a step puts to the test.
     target_law : TargetLaw or None
         What verification is to produce; None: the target's distribution.
     hidden_size : int or None
@@ -71,7 +71,7 @@ class DecodingState:
     max_length : int
         Length of the longest text that this call can reach.
     capacity : int
-        Rows that a cache needs a sequence: `max_length` and one whole step past it.
+        Rows of a cache that each sequence needs: `max_length` and one whole step past it.
     tokens : Tensor
         ``[batch, capacity]`` int64: prompt and emitted tokens, left-aligned; defined ids past the length.
     lengths : Tensor
@@ -85,8 +85,8 @@ class DecodingState:
     longest : int
         No sequence is longer than this when the coming step begins; known without looking at the device.
     hidden : Tensor or None
-        ``[batch, hidden]`` float32, what the LM head was given at the token before the last one, from which it
-        predicted that; undefined before the first step. None unless the drafter reads it.
+        ``[batch, hidden]`` float32, the LM head's input at the token before the last one, from which it predicted the
+        last; undefined before the first step. None unless the drafter reads it.
     host_lengths : ndarray
         ``[batch]`` int64, `lengths` as of the last stop check.
     host_remaining : ndarray
@@ -104,7 +104,7 @@ class DecodingState:
     masks : Masks or None
         Of a grammar: ``masks.after(drafts)`` says what it lets follow a draft. None: there is none.
 
-    What a step begins with is `at_step`: a drafter is given that, with its own `longest` and `host_limits`.
+    A step begins with what `at_step` returns, which has its own `longest` and `host_limits`; a drafter is given that.
     """
 
     prompt: Prompt
@@ -194,7 +194,7 @@ class DecodingState:
 
     @property
     def effective_sampling(self) -> SamplingParams:
-        """How the target's tokens are drawn: acceptance "greedy" goes before `sampling`."""
+        """How the target's tokens are drawn: acceptance "greedy" overrides `sampling`."""
         return GREEDY if self.acceptance == "greedy" else self.sampling
 
     def asks_drafter(self, num_tokens: int) -> bool:
@@ -214,12 +214,12 @@ class DecodingState:
         return np.where(self.host_active, np.minimum(wanted, self.host_remaining - 1), 0)
 
     def at_step(self, host_limits: np.ndarray, longest: int) -> DecodingState:
-        """The same state as a step sees it that is launched with these; its tensors are shared."""
+        """The same state as seen by a step that is launched with these; the tensors are shared."""
         return replace(self, host_limits=host_limits, longest=longest)
 
     @contextmanager
     def rewound(self) -> Iterator[None]:
-        """Steps made within have not happened afterwards: what they wrote past the lengths is written again."""
+        """Undoes, at the exit, the steps made within: what they wrote past the lengths is written again."""
         counts = self.token_counts
         counted = () if counts is None else (counts.ids, counts.counts, counts.num_output)
         changing = (self.lengths, self.remaining, self.active, self.step, *counted)
@@ -252,7 +252,7 @@ class DecodingState:
         return torch.cat([tokens, *said, *(count[:, None].long() for count in counts)], dim=1)
 
     def take_in(self, outcome: np.ndarray) -> StepResult:
-        """The result of the oldest step that the host has not seen, of which it now knows."""
+        """The result of the oldest step that the host has not seen; from now on the host knows of it."""
         num_tokens, drafted, accepted, active, status = outcome[:, -OUTCOME_COLUMNS:].T
         tokens, logprobs = outcome[:, :-OUTCOME_COLUMNS], None
         if self.num_top is not None:

@@ -35,7 +35,7 @@ def verify_step(
     runner : Runner
         The target.
     draft : Draft
-        Of any width, 0 included; or a tree, of which the nodes of the deepest path that continues the accepted one
+        Of any width, 0 included; or a tree. Of a tree, the nodes of the deepest path that continues the accepted one
         count as drafted.
     longest : int
         No sequence is longer: attention is computed over so many rows of the cache and those of the draft.
@@ -59,7 +59,7 @@ def verify_step(
 
 def _log_probs(state: DecodingState, num_top: int, logits: Tensor, out: VerifyOutput) -> Tensor:
     """Of the tokens that are emitted, in one piece; `state` is not yet the next step's."""
-    # a tree's tokens are of its root's row and of its accepted nodes'
+    # a tree's tokens come from its root's row and its accepted nodes' rows
     rows = None if out.accepted_nodes is None else torch.nn.functional.pad(out.accepted_nodes, (1, 0))
     return packed(
         token_logprobs(
@@ -80,12 +80,12 @@ def _verify_chain(
             num_drafted = torch.minimum(num_drafted, bound)
     num_drafted = num_drafted.masked_fill(~state.active, -1)
 
-    # Ids that are none the op finds and flags; the model is not asked about them.
+    # The op finds and flags tokens that are no ids; the model is not asked about them.
     tokens = torch.cat([state.last_tokens(), draft.tokens.clamp(0, state.vocab_size - 1)], dim=1)
     runner.expect(lambda: torch.arange(width + 1, device=tokens.device) <= num_drafted[:, None])
     logits = runner.forward(tokens, state.lengths - 1, longest + width)
     assert logits is not None
-    # a step without a draft draws a token, also where trees are verified by another rule
+    # a step without a draft draws a token, even where trees are verified by another rule
     rule = "token" if state.acceptance == "typical" else state.acceptance
     out = verify_chain(
         logits,
@@ -104,7 +104,7 @@ def _verify_chain(
         num_draft_tokens=num_drafted,
         eos_token_ids=ends,
     )
-    # A draft ends before an id that is none, and before a token that its distribution cannot have given, unrejected.
+    # A draft ends, without a rejection, before a token that is no id or that its distribution cannot have produced.
     num_drafted = torch.minimum(num_drafted, _is_id(draft.tokens, state).long().cumprod(1).sum(1))
     ended = ((out.status & int(Status.BAD_DRAFT)) != 0) & state.active
     return out, torch.where(ended, out.num_accepted.long(), num_drafted), logits
@@ -141,7 +141,7 @@ def _verify_tree(
     runner.keep_path(accepted, starts)
     num_accepted = out.num_accepted[:, None].long()
     final = torch.cat([torch.zeros_like(root), accepted], dim=1).gather(1, num_accepted)
-    # The nodes from the last accepted one on; `tree.paths` would tell, too, by more kernels.
+    # The nodes from the last accepted one on; `tree.paths` would do, too, with more kernels.
     nodes, is_id = torch.arange(tree.num_nodes, device=root.device), _is_id(tokens, state)
     goes_on = nodes == final
     above = torch.where(is_id, tree.parents.clamp(min=0), nodes)  # nothing goes on through a node that is missing
@@ -155,7 +155,7 @@ def _verify_tree(
 
 
 def _is_id(tokens: Tensor, state: DecodingState) -> Tensor:
-    """Where there is a token, not a placeholder or an id that is none: a draft ends before those."""
+    """Where there is a valid id; a draft ends before a placeholder or anything else that is no id."""
     return (tokens >= 0) & (tokens < state.vocab_size)
 
 

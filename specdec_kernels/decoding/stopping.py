@@ -38,7 +38,7 @@ class Stopper:
         """
         if self._stop is None:
             return result
-        # A step that was launched before the host knew of an end has gone on behind it.
+        # A step that was launched before the host knew of an end has gone on past it.
         given = np.where(self._ended, 0, result.num_tokens)
         said = self._stop([row[:n] for row, n in zip(result.tokens, given, strict=True)])
         if not isinstance(said, (Sequence, np.ndarray)) or isinstance(said, (str, bytes)):

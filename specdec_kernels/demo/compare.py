@@ -1,4 +1,5 @@
-"""What the demo does: every prompt set and temperature once plainly and once with speculation, and what came of it."""
+"""What the demo does: every prompt set and temperature once plainly and once with speculation, and how the two
+compare."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Detokenizer:
         self._before = self._shown = 0  # text up to `_shown` is out; from `_before` it is decoded again, for its spaces
 
     def _texts(self) -> tuple[str, str]:
-        """What is out of the tokens from `_before` on, and all of their text."""
+        """Of the text of the tokens from `_before` on: what has been shown, and all of it."""
         known, all_of_it = (
             self._tokenizer.decode(tokens, skip_special_tokens=True)
             for tokens in (self._tokens[self._before : self._shown], self._tokens[self._before :])

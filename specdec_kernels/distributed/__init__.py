@@ -1,5 +1,5 @@
-"""Verification where the vocabulary is sharded over ranks, which exchange a few numbers a row and tile, and of cut rows
-the logits that may be kept.
+"""Verification where the vocabulary is sharded over ranks, which exchange a few numbers per row and tile and, for cut
+rows, the logits that may be kept.
 """
 
 from __future__ import annotations

@@ -55,22 +55,24 @@ def verify_chain(
 
     Every rank calls it with its columns of the logits and with the same of everything else, and every rank gets what
     the op gives on the whole logits, bit for bit. Rank r has the ids that follow those of rank r − 1; shards may be of
-    any width >= 1. The ranks exchange of each row the maximum and the mass of each tile of 1024 ids, the logit of the
-    draft token, and the masses of the tiles of the row that the token after the accepted ones is drawn from: numbers
-    in proportion to ``batch · num_draft · vocab / 1024``. Where a shard does not start at a multiple of 1024, the ids
-    between its start and the next multiple go to the rank that has the tile's first id, at most 1023 a row.
+    any width >= 1. For each row the ranks exchange the maximum and the mass of each tile of 1024 ids and the logit of
+    the draft token, and then the tiles' masses of the row that the token after the accepted ones is drawn from. The
+    amount of numbers is in proportion to ``batch · num_draft · vocab / 1024``. Where a shard does not start at a
+    multiple of 1024, the ids between its start and the next multiple go to the rank that has the tile's first id, at
+    most 1023 a row.
 
-    Where sampling truncates, each rank tells the largest logits of a row with the numbers above: ``top_k + 1`` of them,
-    128 with `top_p` or `min_p` alone. Where all that may be kept is among those, as is usual, except with ties and in
-    rather flat rows, no other round is needed. Else the ids that may be kept are told in two more; before them, with
-    `top_p` and nothing that bounds what is kept, what ids weigh in each of 256 ranges of logits, in five rounds at
-    most, so that at most 256 ids or the ties of one logit are told beside what is kept. A row is exchanged whole where
-    `top_p` looks among more than 4096 ids by that, where `top_k` is more than 4096, and where the mass at a cut-off is
-    so near to `top_p` (2**-19 of the row's) that rounding decides: then the op itself does.
+    Where sampling truncates, each rank sends the largest logits of a row with the numbers above: ``top_k + 1`` of them,
+    or 128 with `top_p` or `min_p` alone. If all ids that may be kept are among those, as is usual except with ties and
+    in rather flat rows, no other round is needed. Otherwise the ids that may be kept are sent in two more rounds. With
+    `top_p` and nothing else that bounds what is kept, at most five rounds come before these, which send the mass in
+    each of 256 ranges of logits, so that at most 256 ids, or the ties of one logit, are sent beyond what is kept. A row
+    is exchanged whole where `top_p` would then look among more than 4096 ids, where `top_k` is more than 4096, and
+    where the mass at a cut-off is so near to `top_p` (2**-19 of the row's) that rounding decides: then the op itself
+    does.
 
     Every call waits for the device, more often where `widths` are not given, parameters are tensors, rows are cut or
-    the rule is "block", and cannot be captured in a CUDA graph. Of rows that are cut each rank makes tensors as wide as
-    the whole vocabulary.
+    the rule is "block", and cannot be captured in a CUDA graph. For rows that are cut, each rank makes tensors as wide
+    as the whole vocabulary.
 
     Parameters
     ----------
@@ -78,10 +80,10 @@ def verify_chain(
         As in `specdec_kernels.verify_chain`, this rank's columns of them: ``[batch, num_draft + 1, width]`` and
         ``[batch, num_draft, width]``.
     group : torch.distributed.ProcessGroup, optional
-        None: the default one. Its timeout is this call's: with gloo, where a rank is silent for so long, or has ended,
+        None: the default one. Its timeout is this call's: with gloo, if a rank is silent for that long or has ended,
         the others raise; NCCL's watchdog ends the process instead, by default.
     widths : sequence of int, optional
-        The width of each rank's shard, which saves the round that tells them.
+        The width of each rank's shard; saves the round that exchanges them.
     draft_tokens, num_draft_tokens, eos_token_ids, uniform_samples, noise_keys, seeds, step, positions
         As in `specdec_kernels.verify_chain`, the same on all ranks.
     params, draft_params : SamplingParams, optional
@@ -99,8 +101,8 @@ def verify_chain(
     Raises
     ------
     TypeError, ValueError
-        As in `specdec_kernels.verify_chain`; what is refused here: those of its arguments that are not above, and a
-        vocabulary of one tile.
+        As in `specdec_kernels.verify_chain`; also refused are its arguments that are not listed above, and a vocabulary
+        of one tile.
     RuntimeError
         torch.distributed is not initialised, or a rank has ended or did not answer in time; or, after the work, a
         status is set while ``SPECDEC_CHECK=1``.

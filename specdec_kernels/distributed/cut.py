@@ -1,12 +1,12 @@
-"""Rows that sampling truncates: the logits that may be kept are told to all ranks, which then know all that counts.
+"""Rows that sampling truncates: the logits that may be kept are sent to all ranks, which then know all that counts.
 
 Each rank tells its largest logits in the first round of all. Mostly they hold what may be kept, and all ranks see alike
 whether they do: a logit that was not told is at most the last of its rank's list. If not, ranks are asked again.
 
-A cut-off, what is kept and its normalizer depend on those logits and on nothing below them, but for `top_p` of a whole
-row's mass, whose cut-off is found first (mass.py). So the op itself gives, on rows that hold those logits and −inf
-elsewhere, what it gives on the whole ones. Where they are too many for that, and where the op alone can tell a cut-off,
-the whole row is told.
+A cut-off, what is kept and its normalizer depend on those logits and on nothing below them, except for `top_p` of a
+whole row's mass, whose cut-off is found first (mass.py). So on rows that hold those logits and −inf elsewhere, the op
+itself gives what it gives on the whole rows. Where there are too many for that, or only the op can tell a cut-off, the
+whole row is sent.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from .mass import TopP, bounds
 from .rows import Largest, Listed, Shard, ShardRows, listed_at, read_rows
 from .rules import ShardedCall, asked_of_draft, asked_of_target, some_params, verify_whole, with_flags
 
-MOST = 4096  # ids that top-k may ask for and top-p look among: kernels list so many, and add more in other ways
-LISTED = 128  # largest logits that each rank tells at once of a row that top-p or min-p cut
+MOST = 4096  # ids that top-k may ask for and top-p look among: kernels list that many, and add up more in other ways
+LISTED = 128  # largest logits that each rank sends at once for a row that top-p or min-p cut
 LEAST_MIN_P = 2.0**-126  # cuts nothing of any weight
 
 
@@ -43,7 +43,7 @@ class Truncation:
     min_p: float
     greedy: bool
     min_p_first: bool
-    bad: bool  # its min_p is none
+    bad: bool  # its min_p is invalid
 
     @property
     def any(self) -> bool:
@@ -57,7 +57,7 @@ class Truncation:
 
     @property
     def told_whole(self) -> bool:
-        """Whether nothing bounds what is told of its rows."""
+        """Whether nothing bounds what is sent of its rows."""
         return self.any and (self.top_k > MOST or (self.of_whole_mass and self.bad))
 
     @property
@@ -92,8 +92,8 @@ def cuts_of(params: SamplingParams, batch: int, vocab: int) -> list[Truncation]:
 
 
 def of_kept(params: SamplingParams, cuts: list[Truncation], device: torch.device) -> SamplingParams:
-    """Parameters for rows that hold what top-p keeps of a whole row's mass, and −inf elsewhere. They are cut still, as
-    the mass of a cut row is added in another way than that of a whole one.
+    """Parameters for rows that hold what top-p keeps of a whole row's mass, and −inf elsewhere. They still truncate, as
+    the mass of a cut row is added up in another way than that of a whole one.
     """
     if not any(cut.by_mass for cut in cuts):
         return params
@@ -109,7 +109,7 @@ def of_kept(params: SamplingParams, cuts: list[Truncation], device: torch.device
 
 
 def listed_length(cuts: list[Truncation]) -> int:
-    """How many of each rank's largest logits are told at once: one more than top-k asks for, as ties would be seen."""
+    """How many of each rank's largest logits are sent at once: one more than top-k asks for, so that ties are seen."""
     bounded = [cut.top_k + 1 for cut in cuts if cut.any and not cut.told_whole and cut.top_k]
     others = any(cut.any and not cut.told_whole and not cut.top_k for cut in cuts)
     return max([1, *bounded, LISTED if others else 1])
@@ -153,9 +153,9 @@ def bounds_of(x: Tensor, params: SamplingParams, cuts: list[Truncation]) -> Tens
 def candidates(
     shard: Shard, listed: Listed, told: Largest, params: SamplingParams, cuts: list[Truncation], uncut: Tensor | None
 ) -> Candidates:
-    """Of the sequences that are cut; of the others none. `told` are the largest of the rows that are `listed`: all that
-    counts is among them where the bound lies above their floor, and no rank has to be asked again. `uncut [batch, n,
-    6]`: values of the rows' stats, where top-p looks at a whole row's mass.
+    """The candidates of the sequences that are cut; the others have none. `told` holds the largest logits of the
+    `listed` rows: where the bound lies above their floor, all that counts is among them, and no rank has to be asked
+    again. `uncut [batch, n, 6]`: values of the rows' stats, where top-p looks at a whole row's mass.
     """
     own, vocab = listed.own, shard.layout.vocab
     is_cut, told_whole, has_top_p, by_mass = torch.tensor(
@@ -192,7 +192,7 @@ def candidates(
 def tell(
     shard: Shard, listed: Listed, x: Tensor, bound: Tensor, asked: Tensor, told_whole: Tensor, has_top_p: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """All ids from a bound on, however many: the first four of `Candidates`, but for `nan`; in two rounds."""
+    """All ids from a bound on, however many: the fields of `Candidates` except `nan`; in two rounds."""
     here = (x >= bound[..., None]) & (x > -math.inf) & asked[..., None]
     count = torch.stack([of[0] for of in shard.exchange.gather("numbers of candidates", here.sum(-1))])
     wide = told_whole | (has_top_p & (count.sum(0) > MOST))
@@ -206,7 +206,7 @@ def tell(
 
 
 def with_cuts(step: ShardedCall, draft: ShardRows, listed: Listed, told: Largest, cuts: list[Truncation]) -> ShardRows:
-    """The draft's rows, of whose logits some are cut."""
+    """The draft's rows, where some of their logits are cut."""
     found = candidates(step.shard, listed, told, step.draft_params, cuts, draft.stats.values)
     rows, backend = found.rows(step.shard.layout.vocab), step.shard.backend
     is_cut = torch.tensor([cut.any for cut in cuts], device=rows.device)[:, None]
@@ -227,13 +227,13 @@ def with_cuts(step: ShardedCall, draft: ShardRows, listed: Listed, told: Largest
 
 
 def stats_and_prob(rows: Tensor, ids: Tensor, params: SamplingParams, backend: str | None) -> tuple[RowStats, Tensor]:
-    """Of rows ``[batch, n, vocab]``, and the probability of one id of each."""
+    """The stats of rows ``[batch, n, vocab]``, and the probability of one id of each."""
     prob = warp_probs(rows, params, backend=backend).gather(-1, ids[..., None])[..., 0]
     return row_stats(rows, params, backend=backend), prob
 
 
 def verify_cut(step: ShardedCall, known: Known, cuts: list[Truncation]) -> VerifyOutput:
-    """Of sequences whose target rows are cut."""
+    """Verify sequences whose target rows are cut."""
     vocab, num_draft = step.shard.layout.vocab, step.draft_tokens.shape[1]
     assert known.largest is not None
     listed = Listed(step.target_logits, 0, step.drafted)
@@ -261,7 +261,7 @@ def verify_cut(step: ShardedCall, known: Known, cuts: list[Truncation]) -> Verif
 
 
 def verify_told(step: ShardedCall) -> VerifyOutput:
-    """Of sequences whose rows are told whole."""
+    """Verify sequences whose rows are sent whole."""
     drafted = step.drafted
     target, *draft = step.shard.whole(step.target_logits, *([] if drafted is None else [drafted]))
     given: dict[str, Any] = {}
@@ -285,7 +285,7 @@ def as_one(step: ShardedCall, rows: Tensor, params: SamplingParams, **of_draft: 
 
 def some_probs(numbers: Tensor, ids: Tensor, vocab: int, status: Tensor) -> Tensor:
     """``[batch, n, vocab]``: probabilities at `ids`, and all others at one id that is none of those; where the whole
-    row is no distribution that is none either.
+    row is not a distribution, this is not one either.
     """
     taken = spread(torch.ones_like(numbers), ids, vocab, 0.0)
     out = spread(numbers, ids, vocab, 0.0)[..., :vocab].contiguous()
@@ -331,7 +331,7 @@ def know(step: ShardedCall, cuts: list[Truncation], draft_cuts: list[Truncation]
 
 
 def verify_in_groups(step: ShardedCall, cuts: list[Truncation], draft_cuts: list[Truncation]) -> VerifyOutput:
-    """Sequences whose target rows are told whole, those whose are cut, and the others: each in its way."""
+    """Sequences whose target rows are sent whole, those whose rows are cut, and the others: each in its own way."""
     whole = [i for i, cut in enumerate(cuts) if cut.told_whole]
     others = [i for i, cut in enumerate(cuts) if not cut.told_whole]
     if whole and others:
@@ -354,13 +354,13 @@ def verify_in_groups(step: ShardedCall, cuts: list[Truncation], draft_cuts: list
 
 
 def verify_uncut(step: ShardedCall, known: Known) -> VerifyOutput:
-    """Of sequences whose target rows are not cut."""
+    """Verify sequences whose target rows are not cut."""
     assert known.target is not None
     return verify_whole(step, known.target, known.draft)
 
 
 def joined(groups: list[list[int]], parts: list[VerifyOutput]) -> VerifyOutput:
-    """The output of all sequences, of which each part has those of a group, by their numbers."""
+    """The output of all sequences; each part has those of a group, by their numbers."""
     order = torch.tensor(sum(groups, []), device=parts[0].tokens.device).argsort()
     tokens, num_accepted, num_tokens, status = (
         torch.cat(of)[order] for of in zip(*(part[:4] for part in parts), strict=True)

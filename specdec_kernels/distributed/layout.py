@@ -1,7 +1,7 @@
 """Which rank has which ids, and which tiles.
 
-Sums over a row are made of tiles of 1024 ids, so that whoever adds a tile must have all of it. A tile belongs to the
-rank that has its first id; the ids of it that lie in later shards are handed to that rank, 1023 a border and row at
+Sums over a row are made of tiles of 1024 ids, so the rank that adds up a tile must have all of it. A tile belongs to
+the rank that has its first id; the ids of it that lie in later shards are handed to that rank, 1023 a border and row at
 most.
 """
 
@@ -37,7 +37,7 @@ class Layout:
 
     @property
     def starts(self) -> list[int]:
-        """First id of each shard, and of none beyond the last."""
+        """First id of each shard, then the end of the last."""
         return [0, *accumulate(self.widths)]
 
     @property

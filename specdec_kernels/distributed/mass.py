@@ -1,8 +1,8 @@
 """Top-p of rows whose mass is spread over the ranks: the cut-off is searched for by what ranges of logits weigh.
 
-In each round a range is parted into `BINS`; every rank tells what its ids in each of them weigh and how many they are,
-and the part in which the mass reaches its goal is the next range. Where that holds few ids, all that may be kept are
-told, and every rank finds the cut-off among them. Weights are integers: in whatever order they are added, ranks agree.
+In each round a range is split into `BINS` parts; every rank sends the mass and the number of its ids in each part, and
+the part in which the mass reaches its goal is the next range. Once that holds few ids, all that may be kept are sent,
+and every rank finds the cut-off among them. Weights are integers, so ranks agree in whatever order they are added.
 
 The op adds the same weights as floats, each backend in its own way. Where the mass at a cut-off comes so near to its
 goal that those sums could end on either side of it (`ROUNDING`), only the op itself can tell what it finds.
@@ -22,7 +22,7 @@ from .rows import Shard
 
 BINS = 256
 FEW = 256  # ids that a range may hold at last
-ROUNDING = 2.0**-19  # of a row's mass: so much a backend's sums may be off; at most 2^-21 was seen
+ROUNDING = 2.0**-19  # of a row's mass: how far off a backend's sums may be; at most 2^-21 was seen
 
 
 def key_of(x: Tensor) -> Tensor:
@@ -42,8 +42,8 @@ LOWEST = -0x7F7FFFFF  # key of the lowest finite float32
 
 @dataclass(frozen=True)
 class TopP:
-    """What the ids of rows ``[batch, n]`` weigh, and what top-p has to reach of it; of rows that it does not look at
-    nothing weighs anything.
+    """The weights of the ids of rows ``[batch, n]``, and how much of them top-p has to reach; in rows that it does not
+    look at, all weights are 0.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class TopP:
     maximum, temperature, inverse_temperature : Tensor
         ``[batch, n, 1]`` float32.
     share : Tensor
-        ``[batch, n, 1]`` float32: of a row's mass, what is to be reached.
+        ``[batch, n, 1]`` float32: the share of a row's mass that is to be reached.
     total : Tensor
         ``[batch, n, 1]`` float64: that mass, as the op has it.
     vocab : int
@@ -92,12 +92,12 @@ class TopP:
         return (weights * self.unit).round().to(torch.int64)
 
     def goal(self, off: float) -> Tensor:
-        """``[batch, n, 1]`` int64, with so much of the row's mass more."""
+        """``[batch, n, 1]`` int64, with `off` of the row's mass added."""
         return ((self.share.double() + off) * self.total * self.unit).ceil().to(torch.int64)
 
     def first_range(self) -> Tensor:
-        """``[batch, n, BINS + 1]``: the keys at which parts of a whole row begin, alike in value as deep as a cut-off
-        can lie: all that is lower weighs an eighth of what may be cut.
+        """``[batch, n, BINS + 1]``: the keys at which parts of a whole row begin, evenly spaced in value down to the
+        lowest possible cut-off: all that is lower weighs an eighth of what may be cut.
         """
         rest = (1 - self.share).clamp_min(2.0**-18) * self.total.float() / (8 * self.vocab)
         steps = torch.linspace(1, 0, BINS, dtype=torch.float32, device=rest.device)
@@ -121,8 +121,9 @@ class TopP:
 
 
 def bounds(shard: Shard, x: Tensor, top_p: TopP, most: int) -> Tensor:
-    """Bounds ``[batch, n]`` from which on ids may be kept: of those that are not, `FEW` at most or one value. Where
-    more than `most` are kept, any bound that they reach. `x [batch, n, ids]` are this rank's logits.
+    """Bounds ``[batch, n]`` from which on ids may be kept; of the ids above one, at most `FEW`, or those of one value,
+    are not kept. Where more than `most` are kept, any bound that they reach. `x [batch, n, ids]` are this rank's
+    logits.
     """
     weights = top_p.weigh(x)
     keys = torch.where(weights > 0, key_of(x), LOWEST - 1)

@@ -48,7 +48,7 @@ class Shard:
         return torch.where(here, found, 0.0)
 
     def of_owner(self, told: list[Tensor], ids: Tensor) -> Tensor:
-        """Of what every rank said of `ids`, what the one said that has them."""
+        """Of every rank's answers about `ids`, those of the rank that has the id."""
         return torch.stack(told).gather(0, self.layout.owner(ids)[None])[0]
 
     def padded(self, of_tiles: Tensor, value: float = 0.0) -> Tensor:
@@ -95,7 +95,7 @@ class ShardRows:
     one_hot : Tensor
         ``[batch, n]`` bool: all mass is on the argmax.
     at, prob : Tensor
-        ``[batch, n]``: of one id a row what the row has there, as float32, and its probability.
+        ``[batch, n]``: for one id per row, what the row has there, as float32, and its probability.
     """
 
     own: Tensor

@@ -1,4 +1,4 @@
-"""The rules of a chain over what all ranks know of its rows: numbers, of which each rank decides alike."""
+"""The rules of a chain applied to what all ranks know of its rows: numbers from which each rank decides alike."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def some_params(params: SamplingParams, sequences: Tensor) -> SamplingParams:
 
 @dataclass
 class ShardedChain(Chain):
-    """A chain of which nobody has the distributions whole."""
+    """A chain whose whole distributions no rank has."""
 
     residuals: Tensor | None = None  # [batch, num_draft + 1]: what `left` gives
     weights: list[Tensor] = field(default_factory=list)  # as long as they are not known: the w's that it was asked with
@@ -114,7 +114,7 @@ RULES = ("token", "block", "match", "greedy")
 
 
 def verify_whole(step: ShardedCall, target: ShardRows, draft: ShardRows | None) -> VerifyOutput:
-    """Of sequences whose target rows are not cut; the draft's are as truncation leaves them."""
+    """Verify sequences whose target rows are not cut; the draft's are as truncation leaves them."""
     args = step.arguments()
     chain = make_chain(step, args, target, draft)
     if args.acceptance in (MATCH, GREEDY):
@@ -233,7 +233,8 @@ def draw(
     masses: Tensor | None,
 ) -> Tensor:
     """The token after the accepted ones ``[batch]``: after a rejection from ``(w P − Q)+``; where that is empty, and
-    after a span accepted whole, from P. `masses [batch, tiles]` are those of it, where they are known and not empty.
+    after a span accepted whole, from P. `masses [batch, tiles]` are those of what is drawn from, where they are known
+    and not empty.
     """
     shard, row, rejected = step.shard, walk.accepted, walk.accepted < chain.span.length
     batch = slots_upto(len(row), row)[:, None]

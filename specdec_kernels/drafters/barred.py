@@ -1,4 +1,4 @@
-"""What is known of a drafted token whatever its logit is: no drafter need propose what cannot be emitted."""
+"""What bars a drafted token whatever its logit: no drafter need propose what cannot be emitted."""
 
 from __future__ import annotations
 

@@ -56,12 +56,12 @@ class Draft:
     token_map : TokenMap or None
         Where the draft's vocabulary is a reduced one.
     num_draft_tokens : Tensor or None
-        ``[batch]`` int64 or int32: use only so many of a sequence's tokens, none where it is negative; None: all. This,
+        ``[batch]`` int64 or int32: how many of a sequence's tokens to use, none where it is negative; None: all. This,
         like a −1 in `tokens`, may depend on anything known before the tokens were drawn, never on drawn tokens:
-        dropping one after a look biases the output. Not with a `tree`.
+        dropping a token after seeing it biases the output. Not with a `tree`.
     tree : DraftTree or None
-        Of a `TreeDrafter`: `tokens` ``[batch, num_nodes - 1]`` are its nodes' without the root's, −1 where a sequence
-        lacks a node, and the distribution is one-hot.
+        From a `TreeDrafter`: `tokens` ``[batch, num_nodes - 1]`` are those of its nodes except the root, −1 where a
+        sequence lacks a node, and the distribution is one-hot.
 
     Raises
     ------
@@ -118,7 +118,7 @@ class Draft:
 
 @dataclass(frozen=True, eq=False)
 class Foresight:
-    """What a drafter is about to propose, as far as it says how likely that is right: see `Drafter.foresee`.
+    """What a drafter is about to propose, and what tells how likely that is right: see `Drafter.foresee`.
 
     Attributes
     ----------
@@ -126,13 +126,13 @@ class Foresight:
         ``[batch]`` int64: the first token of each sequence's draft (of a tree, the first of the root's children); −1
         where it will have none.
     matched : ndarray
-        ``[batch]`` int64: how many of the text's last tokens were found again where the draft is read on from, or 0
-        where it is a guess; looked at where there is a token.
+        ``[batch]`` int64: how many of the text's last tokens were found again before the place that the draft is read
+        from, or 0 for a guess; looked at where there is a token.
 
     Raises
     ------
     ValueError, TypeError
-        A field that is no such array; fields of different lengths.
+        A field that is not such an array; fields of different lengths.
     """
 
     tokens: NDArray[np.int64]
@@ -150,7 +150,7 @@ class Drafter(ABC):
     """Proposes tokens that the target then verifies.
 
     One `generate` call goes ``start``, then ``propose`` and ``commit`` once a step, then ``finish``. A drafter object
-    may be used again for the next call, but serves one call at a time: another is refused. This one always
+    may be used again for the next call, but serves one call at a time: a second one is refused. This one always
     proposes each sequence's last token again::
 
         class RepeatLast(Drafter):
@@ -162,7 +162,8 @@ class Drafter(ABC):
             def commit(self, state, result): ...
 
     `NgramDrafter` works on the host, `ModelDrafter` draws from a distribution of its own. The output keeps the target's
-    distribution whatever is proposed, as long as `Draft` tells the truth about the one that the tokens were drawn from.
+    distribution whatever is proposed, as long as `Draft` tells the truth about the distribution that the tokens were
+    drawn from.
 
     Attributes
     ----------
@@ -200,15 +201,15 @@ class Drafter(ABC):
         """
 
     def foresee(self, state: DecodingState) -> Foresight | None:
-        """The first token that `propose` would give, whatever a grammar bars, and how much of the text speaks for it.
-        Of a tree it is the first of the root's children.
+        """The first token that `propose` would give, whatever a grammar bars, and how much of the text supports it. Of
+        a tree it is the first of the root's children.
 
         For drafters whose drafts are one-hot, mostly continue a match of the text's last tokens, and cost next to
         nothing; any other must return None at every step.
 
-        With ``num_speculative_tokens="auto"`` or a `CostTable`, and no `target_law`, asked once as the loop begins, and
-        before every step if it answered then: the loop drafts where as long a match has been worth it, and learns that
-        from plain steps as well.
+        With ``num_speculative_tokens="auto"`` or a `CostTable`, and no `target_law`, it is asked once as the loop
+        begins and, if it answered then, before every step: the loop drafts where matches of that length have been worth
+        it, and learns that from plain steps as well.
         """
         return None
 

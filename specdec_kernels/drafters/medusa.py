@@ -21,7 +21,7 @@ class MedusaDrafter(TreeDrafter):
     """Drafts a tree whose nodes at depth k + 1 are head k's best tokens (Cai et al., arXiv 2401.10774).
 
     The heads read the target's hidden state of the last verification, so that a draft costs no forward of its own; the
-    first step, before which there is none, goes without a draft.
+    first step, before which there is no such state, has no draft.
 
     A head's best tokens are those of its logits as `processors` make them, where penalties count the tokens above a
     node; with a `grammar` a node's children are the best of those that it lets follow the node. Where fewer are left
@@ -33,13 +33,13 @@ class MedusaDrafter(TreeDrafter):
         Of the target, on its device; see `specdec_kernels.medusa`.
     tree : DraftTree, optional
         Made by `DraftTree.calibrated`, `from_choices` or `cartesian`, at most as deep as there are heads. None: the
-        calibrated tree of 16 nodes, of the accuracies that came with the heads.
+        tree of 16 nodes calibrated on the accuracies that came with the heads.
 
     Raises
     ------
     TypeError, ValueError
-        Something else than heads and a tree; a tree without ranks, deeper than there are heads or with a rank outside
-        of their vocabulary; none beside heads without accuracies. In `generate`: heads that do not fit the target.
+        Arguments other than heads and a tree; a tree without ranks, deeper than there are heads or with a rank outside
+        their vocabulary; no tree for heads without accuracies. In `generate`: heads that do not fit the target.
     """
 
     capturable = True
@@ -64,7 +64,7 @@ class MedusaDrafter(TreeDrafter):
             raise ValueError(f"MedusaDrafter: tree must have ranks < vocab_draft={vocab}, got {self.num_ranks - 1}")
         self.heads, self.tree = heads, tree
         self.num_nodes, self.max_depth = tree.num_nodes, tree.max_depth
-        # of each node's token in the heads' best tokens, head by head
+        # of each node's token among the heads' best tokens, head by head
         self._places = (tree.depth[1:] - 1) * self.num_ranks + tree.ranks[1:]
         self._above = tree.ancestors()[1:, 1:]
         self._children = _children(tree)

@@ -64,8 +64,8 @@ class MedusaHeads(nn.Module):
         One or K of `nn.Linear` from D to vocab_draft, without bias.
     token_map : TokenMap
     accuracy : Tensor or None
-        ``[K, ranks]`` float64: how often head k's token of rank i was right, as
-        `specdec_kernels.medusa.count_accuracy` finds; made a tree by `specdec_kernels.DraftTree.calibrated`.
+        ``[K, ranks]`` float64: how often head k's token of rank i was right, as found by
+        `specdec_kernels.medusa.count_accuracy`; `specdec_kernels.DraftTree.calibrated` makes a tree of it.
     card : dict
         What the heads were trained on and with, from the file that they came from.
 
@@ -97,7 +97,8 @@ class MedusaHeads(nn.Module):
         Raises
         ------
         TypeError, ValueError
-            No transformers model, or one without an LM head; a token map with ids that it has not; `num_heads` below 1.
+            Not a transformers model, or one without an LM head; a token map with ids that it lacks; `num_heads` below
+            1.
         """
         check_instance("MedusaHeads", "token_map", token_map, TokenMap, "a TokenMap")
         weight = _head_of(model)
@@ -115,7 +116,7 @@ class MedusaHeads(nn.Module):
         return [cast(nn.Linear, layer) for layer in self.w2]
 
     def outputs(self, hidden: Tensor) -> Tensor:
-        """What W2 is given: ``[..., D]`` hidden states, of the weights' dtype, to ``[..., K, D]``.
+        """The input of W2, ``[..., K, D]``, from hidden states ``[..., D]`` of the weights' dtype.
 
         Raises
         ------
@@ -146,7 +147,7 @@ class MedusaHeads(nn.Module):
         Raises
         ------
         TypeError, ValueError
-            What `outputs` refuses, but for the dtype of floats; `num` outside 1 … vocab_draft.
+            What `outputs` refuses, except that any float dtype is taken; `num` outside 1 … vocab_draft.
         """
         self._check_hidden(hidden, FLOAT_DTYPES)
         check_int("MedusaHeads", "num", num, 1, len(self.token_map))
@@ -172,7 +173,7 @@ class MedusaHeads(nn.Module):
         Raises
         ------
         TypeError
-            `path` is no Path or str.
+            `path` is not a Path or str.
         OSError
             The file could not be written.
         """

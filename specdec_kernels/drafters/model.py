@@ -40,9 +40,10 @@ class ModelBase(Drafter):
     runner: Runner
     sampling: SamplingParams | None = None
     _fed: int
-    """The text's last tokens that a draft feeds by itself: as many as a step adds at most, and may go unread."""
+    """How many of the text's last tokens a draft feeds by itself: the most that a step adds, which may still be
+    unread."""
     _behind = 0
-    """Steps without drafting since the last one with: tokens before those that our cache has not seen."""
+    """Steps since the last one with drafting: as many tokens before those are not in our cache yet."""
 
     def __init__(self, caller: str, draft_model: Any, token_map: TokenMap | None) -> None:
         check_instance(caller, "token_map", token_map, (TokenMap, type(None)), "a TokenMap or None")
@@ -74,14 +75,14 @@ class ModelBase(Drafter):
     def _text(self, state: DecodingState, back: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``[batch, count]`` tokens from `back` before the text's end on, and where they begin, ``[batch]``.
 
-        Of a text that is shorter than `back` they are the first.
+        If a text is shorter than `back`, they are its first.
         """
         starts = (state.lengths - back).clamp_(min=0)
         tokens = state.tokens.gather(1, starts[:, None] + torch.arange(count, device=state.device))
         return self._known(tokens), starts
 
     def _known(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The tokens as the draft reads them: ids that it has no embedding of as its last one."""
+        """The tokens as the draft reads them: ids that it has no embedding for become its last one."""
         return tokens if self._num_known is None else tokens.clamp(max=self._num_known - 1)
 
     def prepare(self, state: DecodingState) -> None:
@@ -103,14 +104,14 @@ class ModelBase(Drafter):
 class ModelDrafter(ModelBase):
     """Drafts with a model that shares the target's tokenizer, on a ragged cache of its own.
 
-    A draft of K tokens takes K forwards. The first feeds the text's last two tokens, as the one before the last is new
-    to the draft's cache where the whole draft before it was accepted. (A target law that needs the draft's distribution
-    at the bonus token takes one forward more.) Rejected tokens cost nothing: their rows are written over.
+    A draft of K tokens takes K forwards. The first feeds the text's last two tokens, because the second-to-last is new
+    to the draft's cache if the whole previous draft was accepted. (A target law that needs the draft's distribution at
+    the bonus token takes one more forward.) Rejected tokens cost nothing: their rows are overwritten.
 
-    The target's `processors` act on the draft's logits as well, with the tokens drafted so far beside those of the
-    text, and so does the mask of a `grammar`: what they bar is not drafted, and logits that they change are drawn from
-    as changed. A draft ends where they leave no id that it knows. (Not where a `target_law` mixes both models'
-    distributions: there the draft has its own.)
+    The target's `processors` act on the draft's logits as well, counting the tokens drafted so far along with the
+    text's, and so does the mask of a `grammar`: what they bar is not drafted, and tokens are drawn from the changed
+    logits. A draft ends where they leave no id that it knows. (With a `target_law` that mixes both models'
+    distributions they do not act: there the draft has its own.)
 
     Parameters
     ----------
@@ -120,23 +121,23 @@ class ModelDrafter(ModelBase):
         How draft tokens are drawn; None: as the target's. Greedy (temperature 0) drafts are one-hot. Acceptance
         "greedy" always drafts greedily.
     min_confidence : float
-        In [0, 1]: a sequence drafts no further after a token that the draft gave with less than this probability (at
-        temperature 1, where it drafts greedily). That token is put to the test all the same: to drop it after a look
-        would bias the output, while the ones after it have not been drawn. On a CPU this saves their forwards.
+        In [0, 1]: a sequence's draft ends after a token to which the draft model gave less than this probability (at
+        temperature 1 if it drafts greedily). That token is still put to the test: dropping it after seeing it would
+        bias the output, while the ones after it have not been drawn. On a CPU this saves their forwards.
     token_map : TokenMap, optional
-        Draft these target ids alone. Only their rows of the LM head of a transformers model are multiplied, which in a
-        small model is most of the work (FR-Spec: Zhao et al., arXiv 2502.14856); a `Runner` gives logits of so many
-        ids. The output keeps the target's distribution. A draft whose vocabulary has another size than the target's,
-        as Qwen2.5's do that are padded differently, needs one of the ids that both have; what else a text holds it
-        reads as its last id. None: those of ``draft_model.config.draft_token_ids``, if there are such, as
-        `specdec medusa draft` writes them, else all.
+        Draft these target ids alone. Of a transformers model's LM head, which is most of the work in a small model,
+        only their rows are multiplied (FR-Spec: Zhao et al., arXiv 2502.14856); a `Runner` gives logits of that many
+        ids. The output keeps the target's distribution. A draft whose vocabulary differs in size from the target's, as
+        between Qwen2.5 models that are padded differently, needs a map of the ids that both have; it reads any other id
+        in a text as its last id. None: the ids of ``draft_model.config.draft_token_ids``, if it has any, as `specdec
+        medusa draft` writes them, else all.
 
     Raises
     ------
     ValueError
         A model that cannot be served (here), or one whose vocabulary, device or kind is not the target's, that is too
         short for the text, or `sampling` of another batch size (in `generate`); `min_confidence` out of its range; a
-        `token_map` with ids that the model has not, or of another size than the logits of a `Runner`.
+        `token_map` with ids that the model lacks, or of another size than the logits of a `Runner`.
     TypeError
         `sampling`, `min_confidence` or `token_map` is something else.
     """
@@ -211,7 +212,7 @@ class ModelDrafter(ModelBase):
                     noise_keys=None if keys is None else keys[:, i : i + 1],
                     draft_token_map=self.token_map if processors is None else None,
                 )  # fmt: skip
-            some = draw.stats.status != Status.EMPTY_ROW  # processors may bar all that it knows: the end, and no fault
+            some = draw.stats.status != Status.EMPTY_ROW  # processors may bar all that it knows: the end, no fault
             raise_for_status("sample", draw.stats.status * some)
             goes_on = goes_on & some
             if grammar is not None:
@@ -267,7 +268,7 @@ class _Allowed:
 
     def next_mask(self, i: int, limits: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """The bitmask of the i-th token ``[batch, 1, words]``, and where one may follow ``[batch, 1]``; on the host.
-        Sequences have so many draft tokens at most.
+        `limits` are the most draft tokens of each sequence.
         """
         drafts = [draft if i < limit else None for draft, limit in zip(self._drafts, limits, strict=True)]
         self._rows, follows = self._masks.after(drafts, self._among)

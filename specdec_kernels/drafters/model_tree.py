@@ -20,17 +20,17 @@ from .model import ModelBase
 
 
 class ModelTreeDrafter(ModelBase, TreeDrafter):
-    """Drafts the tree that a model thinks likeliest, anew at each step: of all continuations those of the greatest
-    probability, as the product along each path, by beams of `width` nodes (the dynamic trees of EAGLE-2: Li et al.,
-    arXiv 2406.16858, with a model of any kind as the draft).
+    """At each step, drafts the tree that a model thinks likeliest: the continuations of the greatest probability (the
+    product along each path), found by beams of `width` nodes (the dynamic trees of EAGLE-2: Li et al., arXiv
+    2406.16858, with a model of any kind as the draft).
 
     A tree d deep takes d forwards of the draft, as a chain of d tokens does: the first feeds the text's last tokens,
     each other one the tree so far. As its tokens are not drawn, the tree is one-hot to the verifier, which walks it
     with draws of its own: lossless at any temperature, and a token of the target is found wherever it is among a node's
     children. It pays where rows of the target are cheap, and sampled text is hard to guess with one token a position.
 
-    Probabilities are those at the target's temperature (of a greedy one, at 1). `processors` count but for penalties:
-    no node has a token that they bar. What a `grammar` bars is taken out of the tree.
+    Probabilities are those at the target's temperature (at 1 if it is greedy). `processors` apply, except for
+    penalties: no node has a token that they bar. What a `grammar` bars is taken out of the tree.
 
     Parameters
     ----------

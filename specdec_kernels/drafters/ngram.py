@@ -61,7 +61,9 @@ class NgramDrafter(Drafter):
         return Draft(torch.from_numpy(np.ascontiguousarray(found)).to(state.device, non_blocking=True))
 
     def foresee(self, state: DecodingState) -> Foresight:
-        """The first token found, and the length of the suffix that it followed. No grammar is asked: that is work."""
+        """The first token found, and the length of the suffix that it followed. No grammar is asked, as that takes
+        time.
+        """
         found = self._found(state, 1)
         tokens = found[:, 0] if found.shape[1] else np.full(len(found), PLACEHOLDER_TOKEN_ID)
         assert self._index is not None

@@ -36,8 +36,8 @@ class NgramLMDrafter(Drafter):
     smoother than a language model. Otherwise the likeliest token is proposed, a one-hot draft.
 
     What `processors` or a `grammar` bar has no share of the distribution, and a `logit_bias` changes an id's as it does
-    the target's, before it is sharpened. Penalties are not looked at: counts are too smooth for what is meant for a
-    target's logits.
+    the target's, before it is sharpened. Penalties are ignored: they are meant for a target's logits, and counts are
+    too smooth for them.
 
     Works on the host, on the tokens of the stop check.
 
@@ -142,12 +142,12 @@ class NgramLMDrafter(Drafter):
 
     def law_after(self, text: Sequence[int]) -> tuple[_Array, NDArray[np.float64]]:
         """The distribution of the token after `text` as it is counted: ids ``[n]`` int64, ascending, and the
-        probability of each, ``[n]`` float64; what is missing to 1 is for tokens never seen.
+        probability of each, ``[n]`` float64; the remainder to 1 is for tokens never seen.
 
         Raises
         ------
         TypeError, ValueError
-            No sequence of integers, an empty one, or an id outside [0, 2**31).
+            Not a sequence of integers, an empty one, or an id outside [0, 2**31).
         """
         check_sequence("NgramLMDrafter", "text", text, int, "integers")
         for token in text:

@@ -14,7 +14,7 @@ from ..checks import check_int, check_path, check_sequence
 from ..files import write_whole
 
 _Array = NDArray[np.int64]
-_KEPT = 64  # continuations kept of a context: rarer ones are hardly ever accepted
+_KEPT = 64  # continuations kept per context: rarer ones are hardly ever accepted
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: spreads the hash over all bits
 
 
@@ -146,12 +146,13 @@ class NgramTable:
         Returns
         -------
         list of (Order, int)
-            Longest context first: its length's `Order`, and which one it is there. Lengths without it are left out.
+            Longest context first: the `Order` of its length, and the context's index there. Lengths without one are
+            left out.
 
         Raises
         ------
         TypeError, ValueError
-            No sequence of integers; an id out of its range.
+            Not a sequence of integers; an id out of its range.
         """
         check_sequence("NgramTable", "text", text, int, "integers", least=0)
         for token in text:

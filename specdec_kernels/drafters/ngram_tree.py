@@ -21,9 +21,9 @@ class NgramTreeDrafter(TreeDrafter):
     """Proposes what followed every earlier occurrence of a sequence's last tokens, as one tree.
 
     `NgramDrafter` proposes one continuation, the most recent one of the longest suffix that occurred before. Here
-    others join it as long as there are nodes left: of longer suffixes first, then the more recent ones; what they begin
-    with in common is drafted once. None goes on past a token that `processors` bar, and what a `grammar` bars is taken
-    out of the tree.
+    others join it as long as there are nodes left: those of longer suffixes first, then the more recent ones; common
+    beginnings are drafted once. None goes on past a token that `processors` bar, and what a `grammar` bars is taken out
+    of the tree.
 
     Parameters
     ----------
@@ -70,7 +70,9 @@ class NgramTreeDrafter(TreeDrafter):
         return Draft(moved[0, :, 1:], tree=DraftTree.from_parents(moved[1], self.max_depth))
 
     def foresee(self, state: DecodingState) -> Foresight:
-        """The root's first child, and the length of the suffix that it followed. No grammar is asked: that is work."""
+        """The root's first child, and the length of the suffix that it followed. No grammar is asked, as that takes
+        time.
+        """
         tokens = np.full(state.batch_size, PLACEHOLDER_TOKEN_ID)
         matched = np.zeros(state.batch_size, dtype=np.int64)
         for row, (text, length) in enumerate(zip(self._texts, self._lengths, strict=True)):
@@ -97,7 +99,7 @@ class NgramTreeDrafter(TreeDrafter):
                 node = below
 
     def _continuations(self, row: int, text: NDArray[np.int64], depth: int) -> Iterator[tuple[list[int], int]]:
-        """What followed each earlier occurrence of the text's last tokens, and how many of these that was of."""
+        """What followed each earlier occurrence of the text's last tokens, and how many of these occurred there."""
         seen: set[int] = set()
         for end, length in self._occurrences(text):
             if end in seen:  # of a longer suffix too
@@ -111,7 +113,7 @@ class NgramTreeDrafter(TreeDrafter):
                 yield continuation.tolist(), length
 
     def _occurrences(self, text: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Where earlier occurrences of the text's last tokens end, and of how many: the most first, then the latest."""
+        """Where earlier occurrences of the text's last tokens end, and of how many: longest first, then the latest."""
         ends = np.flatnonzero(text[:-1] == text[-1])
         found: list[list[tuple[int, int]]] = []
         for length in range(1, self.n + 1):

@@ -2,28 +2,29 @@
 
     from specdec_kernels.integrations import flashinfer as sampling   # was: from flashinfer import sampling
 
-Signatures are those of FlashInfer 0.7.2, and so are in-place outputs, dtypes, padding and `indices`. They run on any
+Signatures are those of FlashInfer 0.7.4, and so are in-place outputs, dtypes, padding and `indices`. They run on any
 device. Different on purpose, in every function:
 
-- ``deterministic`` and ``enable_pdl`` are accepted and change nothing: results never depend on scheduling.
+- ``deterministic``, ``enable_pdl`` and ``top_k_max`` are accepted and change nothing: results never depend on
+  scheduling, and top-k needs no bound.
 - The same `seed` and `offset` give the same token in any batch slot where they are tensors with a value for each row.
-- `seed` and `offset` are given together or not at all: one alone would be ignored there.
+- `seed` and `offset` are given together or not at all: FlashInfer would ignore one alone.
 - Ties at the border of top-k or top-p are all kept, as in `SamplingParams`.
 - A row without a usable distribution (no mass, NaN) gives a defined id, and ``return_valid`` says so; `check_nan` looks
   for NaN in what is given, not in its softmax.
-- A draft token that its own distribution cannot have given (0, or a row that does not sum to 1 within 0.01) ends the
+- A draft token that its own distribution cannot have produced (0, or a row that does not sum to 1 within 0.01) ends the
   draft before it.
 - `output_accepted_token_num` counts the rejected draft token as rejected (its kernel judges that token once more).
-- A `top_k` of 0 is off, as one below 0 is. At a `temperature` of 0 a row is one-hot at its argmax (there uniform).
-- With `indices`, parameters that are tensors have one value an output, as FlashInfer documents, or, where there is
-  another number of rows, one a row (its kernels take some by the output and some by the row). An index that names no
-  row gives −1, which ``return_valid`` says as well.
-- What renormalises rows makes zeros of one without any mass.
+- A `top_k` of 0 is off, as one below 0 is. At a `temperature` of 0 a row is one-hot at its argmax (in FlashInfer
+  uniform).
+- With `indices`, a parameter that is a tensor has one value per row, as in FlashInfer; where there is another number
+  of outputs, it may also have one per output. An index that names no row gives −1, which ``return_valid`` says as well.
+- Functions that renormalise rows turn one without any mass into zeros.
 
-Rows are read as they are, logits or probabilities (float64 as float32), and where they are: `indices` is `sample`'s
-`row_index`. What renormalises rows makes the logarithm of probabilities, a float32 tensor of the same size;
+Rows are read in place and as they are, logits or probabilities (float64 as float32): `indices` is `sample`'s
+`row_index`. Functions that renormalise rows make the logarithm of probabilities, a float32 tensor of the same size;
 `filter_apply_order` "joint" copies the rows, as their logarithm where they are probabilities. Tokens are made as int64
-and cast: a few integers a row, which would not pay for a second type in every kernel.
+and cast: for a few integers a row, a second type in every kernel would not pay.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def sampling_from_logits(
     indices : Tensor, optional
         ``[batch]`` int32 or int64: output i is drawn from row ``indices[i]``, and has this dtype (else int32).
     generator : torch.Generator, optional
-        What the uniforms are drawn with where there is no `seed`; None: torch's own of the device.
+        Draws the uniforms where there is no `seed`; None: torch's default generator of the device.
     check_nan : bool
         ValueError where there is a NaN (a host synchronisation).
     seed, offset : int or Tensor, optional
@@ -160,7 +161,7 @@ def top_p_sampling_from_probs(
     offset: Seed = None,
     return_valid: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`sampling_from_probs` after `top_p`, a number or ``[batch]`` float32 (with `indices`: one an output)."""
+    """`sampling_from_probs` after `top_p`, a number or ``[batch]`` float32 (with `indices`: ``[rows]``)."""
     op = "top_p_sampling_from_probs"
     check_flag(op, "return_valid", return_valid)
     drawn = _draw(op, "probs", probs, {"top_p": top_p}, indices, generator, check_nan, seed, offset)
@@ -178,7 +179,7 @@ def top_k_sampling_from_probs(
     offset: Seed = None,
     return_valid: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`sampling_from_probs` after `top_k`, a number or ``[batch]`` int32 or int64 (with `indices`: one an output)."""
+    """`sampling_from_probs` after `top_k`, a number or ``[batch]`` int32 or int64 (with `indices`: ``[rows]``)."""
     op = "top_k_sampling_from_probs"
     check_flag(op, "return_valid", return_valid)
     drawn = _draw(op, "probs", probs, {"top_k": top_k}, indices, generator, check_nan, seed, offset)
@@ -196,7 +197,7 @@ def min_p_sampling_from_probs(
     offset: Seed = None,
     return_valid: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`sampling_from_probs` after `min_p`, a number or ``[batch]`` float32 (with `indices`: one an output)."""
+    """`sampling_from_probs` after `min_p`, a number or ``[batch]`` float32 (with `indices`: ``[rows]``)."""
     op = "min_p_sampling_from_probs"
     check_flag(op, "return_valid", return_valid)
     drawn = _draw(op, "probs", probs, {"min_p": min_p}, indices, generator, check_nan, seed, offset)
@@ -214,8 +215,9 @@ def top_k_top_p_sampling_from_logits(
     check_nan: bool = False,
     seed: Seed = None,
     offset: Seed = None,
+    top_k_max: int | None = None,
 ) -> Tensor:
-    """`sampling_from_logits` after top-k and top-p, each a number or one an output.
+    """`sampling_from_logits` after top-k and top-p, each a number or one value per row.
 
     `filter_apply_order` is "top_k_first" (top-p of what top-k leaves, renormalised: `SamplingParams`' order) or "joint"
     (the ids that both keep of the whole row, which copies the rows, with `indices` those that it names).
@@ -237,6 +239,7 @@ def top_k_top_p_sampling_from_probs(
     seed: Seed = None,
     offset: Seed = None,
     return_valid: bool = False,
+    top_k_max: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`sampling_from_probs` after top-k and top-p, as in `top_k_top_p_sampling_from_logits`."""
     op = "top_k_top_p_sampling_from_probs"
@@ -362,9 +365,9 @@ def _is_joint(op: str, order: str) -> bool:
 
 
 def checked_params(op: str, rows: Tensor, **values: Tensor | float) -> SamplingParams:
-    """The parameters for `rows`, of any rank; what is wrong with them is said of `op`'s own arguments.
+    """The parameters for `rows`, of any rank; errors name `op`'s own arguments.
 
-    Of wrong shapes in FlashInfer's words: its tests match them, so callers may.
+    Wrong shapes are reported in FlashInfer's words: its tests match them, so callers may.
     """
     for name, value in values.items():
         if isinstance(value, (np.floating, np.integer)):
@@ -398,7 +401,7 @@ def checked_params(op: str, rows: Tensor, **values: Tensor | float) -> SamplingP
 
 
 def _of_the_largest(top_p: Tensor | float) -> Tensor | float:
-    """`top_p` with a number that only the largest reach instead of 0, which is "off" in `SamplingParams`."""
+    """`top_p` with 0, which is "off" in `SamplingParams`, replaced by a number that keeps only the largest."""
     if isinstance(top_p, Tensor):
         if top_p.is_complex():
             return top_p
@@ -431,7 +434,7 @@ def _draw(
         if indices.dim() != 1:
             raise shape_error(op, "indices", "[batch]", indices)
     rows = given if indices is None else indices
-    if indices is not None and 0 < len(given) != len(indices):  # values a row instead of an output
+    if indices is not None and len(given) > 0:  # of rows, where there is a value for each
         of_rows = indices.long().clamp(0, len(given) - 1)
         cuts = {
             cut: value[of_rows]

@@ -6,18 +6,18 @@
     pipe = LogitsPipe([Temperature(), Softmax(), TopP(), Sample()])
     tokens = pipe(logits, temperature=0.8, top_p=0.9)
 
-Names are those of FlashInfer 0.7.2's ``flashinfer.logits_processor``. Each processor takes logits, probabilities or
-either, and says so when a pipe is made; what it does is what `flashinfer` says of its function, ties and rows without a
+Names are those of FlashInfer 0.7.4's ``flashinfer.logits_processor``. Each processor takes logits, probabilities or
+either, which is checked when a pipe is made; it does what `flashinfer` says of its function, ties and rows without a
 distribution included. Different on purpose:
 
 - Processors, operators and rules of one's own are not served, nor are tensors with a type of their own.
 - Parameters are given when the pipe is called, not when a processor is made; one of another name is refused.
 - Temperatures are one number or one a row; 0 is refused as a number, and in a tensor leaves a row's likeliest id alone.
   Numbers may be integers, and a `top_k` or `top_p` of 0 means what it does in `flashinfer`.
-- What is wrong when a pipe is called raises what the function raises: TypeError, too, and in its name.
-- A compiled pipe draws with fewer tensors between, and tokens of the same distribution; of `TopK` with
-  ``joint_topk_topp``, and `TopP` and `Sample` right after it, another: that of "joint" in `flashinfer`. With `indices`
-  it reads the parameters of the filter before `Sample` by output, one that is not compiled by row.
+- Errors when a pipe is called are those that the function raises, including TypeError, and in its name.
+- A compiled pipe makes fewer tensors in between, and draws from the same distribution, except for `TopK` with
+  ``joint_topk_topp`` and `TopP` and `Sample` right after it: there from that of "joint" in `flashinfer`. With `indices`
+  the filter before `Sample` may there have one value per output instead of one per row, see `flashinfer`.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ LOGITS, PROBS, INDICES = TensorType
 
 
 class LogitsProcessor:
-    """What the processors of a `LogitsPipe` are; it serves those of this module alone."""
+    """The base class of a `LogitsPipe`'s processors; it serves those of this module alone."""
 
     makes: ClassVar[dict[TensorType, TensorType]] = {}
-    """What it makes of what it takes."""
+    """What it makes, by what it takes."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -263,11 +263,11 @@ class LogitsPipe:
         generator: torch.Generator | None = None,
         is_deterministic: bool = False,
     ) -> Tensor:
-        """What the processors make of `x`, ``[rows, vocab]``: such a tensor again, or ``[batch]`` ids.
+        """Apply the processors to `x`, ``[rows, vocab]``; returns such a tensor again, or ``[batch]`` ids.
 
         Parameters that no processor needs are not looked at, and `is_deterministic` never is. `indices` and `generator`
-        are `Sample`'s, see `flashinfer.sampling_from_logits`. With `indices`, where the pipe is compiled, a parameter
-        of the filter right before `Sample` has one value an output; all others have one a row.
+        are `Sample`'s, see `flashinfer.sampling_from_logits`. Parameters that are
+        tensors have one value per row; with `indices`, see this module's notes.
 
         Raises
         ------

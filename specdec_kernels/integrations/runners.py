@@ -16,8 +16,8 @@ def as_runner(model: Any, caller: str, name: str = "", token_map: TokenMap | Non
     ------
     ValueError
         A model that cannot be served, by name, with the reason; begins with `caller`, and with the argument's `name`
-        where there are several models. A `token_map` with ids that it does not have, or beside a wrapper or hooks:
-        there the head cannot be another without changing the caller's model.
+        where there are several models. A `token_map` with ids that it does not have, or for a model with a wrapper or
+        hooks, whose head cannot be replaced without changing the caller's model.
     """
     if isinstance(model, Runner):
         return model

@@ -4,9 +4,9 @@
 
 Signatures are those of SGLang 0.5.23 (``sglang.kernels.ops.speculative``: ``sampling``, ``tree`` and
 ``reject_sampling``), in-place outputs and "retrive" included. They run on any device. In a batch of trees, node 0 is
-the last token of each sequence; ``retrive_index`` says where a node stands in the flat outputs,
-``retrive_next_token`` which is its first child and ``retrive_next_sibling`` its next sibling (-1: none), and a child
-stands after its parent (at most 1024 nodes, 64 deep). All write, of `batch` sequences with `num_nodes` nodes:
+the last token of each sequence; ``retrive_index`` says where a node stands in the flat outputs, ``retrive_next_token``
+which is its first child and ``retrive_next_sibling`` its next sibling (-1: none), and a child stands after its parent
+(at most 1024 nodes, 64 deep). For `batch` sequences with `num_nodes` nodes, all write:
 
 - ``predicts``: ``[>= batch * num_nodes]`` int32, at the index of each accepted node (the root among them) the token
   after it; the rest is left as it was;
@@ -18,8 +18,8 @@ Different on purpose: `deterministic` is accepted and changes nothing, as result
 that two siblings share counts once; a token of probability 0 is never accepted (older kernels accept one with a coin or
 thresholds of 0); a coin of 1, which rounding makes in SGLang, is read as the largest below; where nothing is left to
 draw from, the last token is drawn from the target's distribution instead of being a rejected one or the highest id, and
-of a row that is none (NaN, infinite, negative) it is an id as in `verify_chain`; after a draft token that its own
-distribution cannot have given the last token is drawn from the target's distribution.
+for a row that is not a distribution (NaN, infinite, negative) it is an id as in `verify_chain`; after a draft token
+that its own distribution cannot have produced, the last token is drawn from the target's distribution.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def tree_speculative_sampling_target_only(
     threshold_acc: float = 1.0,
     deterministic: bool = True,
 ) -> None:
-    """Accept a path of each tree by the target's probabilities alone: a child is taken with its own.
+    """Accept a path of each tree by the target's probabilities alone: a child is accepted with its own.
 
     From the root on, the children of a node are tried in their order with the node's one coin: a child is accepted
-    where the coin lies below the summed probability of the children so far, over `threshold_acc`, or where its own is
-    >= `threshold_single`. After the last accepted node a token is drawn that is none of its children, or at the depth
-    limit any token. With both thresholds at 1 the emitted tokens have the target's distribution; below 1 more is
-    accepted and they do not (typical acceptance).
+    where the coin lies below the summed probability of the children so far, divided by `threshold_acc`, or where its
+    own probability is >= `threshold_single`. After the last accepted node a token is drawn that is none of its
+    children, or at the depth limit any token. With both thresholds at 1 the emitted tokens have the target's
+    distribution; below 1 more is accepted and they do not (typical acceptance).
 
     Parameters
     ----------
@@ -425,14 +425,14 @@ def reconstruct_indices_from_tree_mask(
     ----------
     tree_mask : Tensor
         ``[>= batch_size * draft_token_num ** 2]`` bool or uint8, of any shape: row i of a tree has its ancestors and
-        itself. What stands behind i is not read.
+        itself. Columns after i are not read.
     verified_seq_len : Tensor
         ``[batch_size]`` int64, tokens before the tree.
     positions, retrive_index, retrive_next_token, retrive_next_sibling : Tensor
         Outputs: ``[batch_size * draft_token_num]``, and three of ``[batch_size, draft_token_num]``; int64.
     batch_size, draft_token_num : int
-        Trees, and nodes of each with the root. A node that is deeper than 64, that sees no other, as a second root, or
-        whose row is not its parent's row and itself, has no links, nor has what hangs from it.
+        Trees, and nodes of each with the root. A node that is deeper than 64, that sees no other (a second root), or
+        whose row is not its parent's row and itself, has no links, and neither has what hangs from it.
 
     Raises
     ------
@@ -545,7 +545,7 @@ def _walk(tree: DraftTree, order: Tensor, taken: Tensor, acceptance: str, unifor
     others, with the probability that the children's, `taken`, leave.
     """
     rest = 1 - taken.sum(-1, keepdim=True)
-    rest = torch.where(rest < 2**-20, 0.0, rest)  # children with all the mass leave but what sums round to
+    rest = torch.where(rest < 2**-20, 0.0, rest)  # children with all the mass leave only rounding errors
     logits = torch.cat([taken, rest], -1).log()
     with unchecked():  # trees are cut here to what the outputs have room for
         out = verify_tree(logits, tree, order.argsort(1), acceptance=acceptance, uniform_samples=uniform_samples)
@@ -572,7 +572,7 @@ def _write(
     index = retrive_index.long().gather(1, path.clamp_min(0))
     after = torch.nn.functional.pad(path[:, 1:], (0, 1), value=-1)
     tokens = torch.where(after >= 0, candidates.gather(1, after.clamp_min(0)), final[:, None]).to(predicts.dtype)
-    spare = torch.nn.functional.pad(predicts, (0, 1))  # where that goes which is not on the path
+    spare = torch.nn.functional.pad(predicts, (0, 1))  # a place for what is not on the path
     written = on & (index >= 0) & (index < len(predicts))
     spare.scatter_(0, torch.where(written, index, len(predicts)).flatten(), tokens.flatten())
     predicts.copy_(spare[:-1])

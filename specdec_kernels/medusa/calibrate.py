@@ -12,7 +12,7 @@ from .data import Features
 
 @torch.inference_mode()
 def count_accuracy(heads: MedusaHeads, features: Features, ranks: int = 10, batch_size: int = 512) -> Tensor:
-    """The share of tokens that a head's token of each rank hits.
+    """For each head and rank, the share of tokens that the head's token of this rank gets right.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def falling(accuracy: Tensor) -> Tensor:
     Raises
     ------
     TypeError
-        No tensor of floats.
+        Not a tensor of floats.
     """
     check_tensor("falling", "accuracy", accuracy, FLOAT_DTYPES, None)
     return accuracy.cummin(dim=-1).values

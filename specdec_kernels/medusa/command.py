@@ -26,9 +26,9 @@ from .train import choose_vocabulary, train_heads, train_jointly
 TOKENS = 400_000
 DRAFT = Recipe(steps=2400, batch_size=8, learning_rate=3e-3)
 HELD_OUT_EVERY = 20
-"""Every such document is not trained on; accuracies are counted there."""
+"""Every so many documents, one is held out of training; accuracies are counted there."""
 _BACKBONE = "medusa_backbone"
-"""In the configuration of a backbone that was trained here, as ``draft_token_ids`` is in a draft's."""
+"""Marks the configuration of a backbone that was trained here, as ``draft_token_ids`` marks a draft's."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _text_folder(arguments: argparse.Namespace, card: Mapping[str, Any]) -> Path:
-    """The folder of the text; how much and of which seed is what heads with this card were trained on, if not said."""
+    """The folder of the text; amount and seed, if not given, are those that heads with this card were trained on."""
     if arguments.seed is None:
         arguments.seed = int(card.get("seed", 0))
     if arguments.tokens is None:
@@ -107,8 +107,8 @@ def _text_folder(arguments: argparse.Namespace, card: Mapping[str, Any]) -> Path
 def _features(arguments: argparse.Namespace, model: Any, tokenizer: Any, folder: Path) -> tuple[Features, Features]:
     """Text to train on, and text held out.
 
-    The model writes and reads in bfloat16, twice as fast as in float32 where the processor multiplies it: what is
-    trained on is text, and hidden states that are rounded in any case.
+    The model writes and reads in bfloat16, twice as fast as in float32 on processors that multiply it: the training
+    data are text, and hidden states that are rounded in any case.
     """
     from tqdm.auto import tqdm
 
@@ -262,7 +262,7 @@ def _calibrate(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _save(heads: MedusaHeads, path: Path) -> dict[str, Any]:
-    """Write the heads, and beside them their card for people; what is to be told of them."""
+    """Write the heads and, beside them, their card for people; returns what to report of them."""
     heads.save(path)
     lines = [f"# Medusa heads of {heads.card.get('model', 'a model')}", ""]
     lines += [f"- {name}: {value}" for name, value in heads.card.items()]

@@ -2,11 +2,11 @@
 
 Self-distillation (Cai et al., arXiv 2401.10774, section 2.3.2): the target writes its own training text. Its seeds are
 beginnings of the standard library's functions, to be continued; questions about such functions; and a chat's empty user
-turn, which the target fills itself before it answers (self-talk: Xu et al., arXiv 2406.08464). What the benchmarks use
-is no part of it: neither their prompts nor, by `specdec_kernels.assets.corpus`, the sources these are made of.
+turn, which the target fills itself before it answers (self-talk: Xu et al., arXiv 2406.08464). It contains nothing that
+the benchmarks use: neither their prompts nor, by `specdec_kernels.assets.corpus`, the sources that these are made of.
 
-Text and hidden states are made shard by shard, each a file that is complete once it is there: whoever is interrupted
-goes on with the next one.
+Text and hidden states are made shard by shard, each a file that is complete once it exists: an interrupted run goes on
+with the next one.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Features:
         return self._tokens_after(range(1, 2))[:, 0]
 
     def digest(self) -> str:
-        """What tells these from others."""
+        """Tells these features from others."""
         return digest(*(getattr(self, name) for name in self.__dataclass_fields__))
 
     def _tokens_after(self, distances: range) -> Tensor:
@@ -182,7 +182,7 @@ class Features:
         return slice(int(self.starts[document]), int(self._ends()[document]))
 
     def split(self, every: int) -> tuple[Features, Features]:
-        """All documents but every `every`-th one, to train on, and those, held out.
+        """All documents except every `every`-th one, to train on, and the rest, held out.
 
         Raises
         ------
@@ -208,7 +208,7 @@ class Features:
         Raises
         ------
         TypeError, ValueError
-            No sequence of `Features`, an empty one, or parts of several hidden sizes, dtypes or devices.
+            Not a sequence of `Features`, an empty one, or parts of several hidden sizes, dtypes or devices.
         """
         check_sequence("Features", "parts", parts, Features, "Features")
         kinds = [f"{p.hidden.shape[1]} {p.hidden.dtype} on {p.hidden.device}" for p in parts]
@@ -229,7 +229,7 @@ class Features:
         Raises
         ------
         TypeError
-            `path` is no Path.
+            `path` is not a Path.
         OSError
             The file could not be written.
         """
@@ -246,11 +246,11 @@ class Features:
         Raises
         ------
         TypeError
-            `path` is no Path.
+            `path` is not a Path.
         FileNotFoundError
             No file is there.
         ValueError
-            It is another, or not whole.
+            It is something else, or incomplete.
         """
         check_path("Features", "path", path)
         from safetensors import SafetensorError
@@ -292,7 +292,7 @@ def extract(model: Any, documents: Sequence[Document], batch_size: int = 8) -> F
     rows: list[Tensor] = []
     for i in range(0, len(documents), batch_size):
         part = documents[i : i + batch_size]
-        # What is padded stands on the right, where a causal model's rows before it do not see it.
+        # Padding is on the right, where the rows before it do not see it in a causal model.
         padded = torch.zeros(len(part), max(len(d.tokens) for d in part), dtype=torch.int64, device="cpu")
         for row, document in zip(padded, part, strict=True):
             row[: len(document.tokens)] = torch.from_numpy(document.tokens)
@@ -355,7 +355,7 @@ class Seeds:
         self._files = files
 
     def prompts(self, model: Any, shard: int) -> list[str]:
-        """What a self-distilled shard goes on from: beginnings of functions, questions about them, or self-talk."""
+        """What a self-distilled shard continues: beginnings of functions, questions about them, or self-talk."""
         kind, turn = shard % 3, shard // 3
         chosen = [self._functions[(turn * _DOCUMENTS + i) % len(self._functions)] for i in range(_DOCUMENTS)]
         if kind == 0:
@@ -421,7 +421,7 @@ def _functions(text: str) -> list[tuple[str, str]]:
 
 
 def digest(*given: object) -> str:
-    """Of texts, and of tensors: of integers all, of others some thousand numbers, which training changes."""
+    """A digest of texts and tensors: integer tensors whole, of others some thousand numbers, which training changes."""
     made = hashlib.sha256()
     for one in given:
         if isinstance(one, Tensor):
@@ -435,12 +435,12 @@ def digest(*given: object) -> str:
 
 
 def digest_of(*modules: nn.Module) -> str:
-    """Of their names, shapes and weights."""
+    """A digest of their names, shapes and weights."""
     return digest(*(part for module in modules for item in module.state_dict().items() for part in item))
 
 
 def _claim(folder: Path, about: dict[str, Any]) -> None:
-    """Raise unless the folder's text is of this model, tokenizer and seed; note in an empty one that it will be."""
+    """Raise unless the folder's text is of this model, tokenizer and seed; in an empty folder, note that it will be."""
     note = folder / "text.json"
     if not note.exists() and any(folder.glob("shard-*")):
         raise ValueError(f"prepare: folder must be empty or say in text.json what its text is of, {folder} does not")

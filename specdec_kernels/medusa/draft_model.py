@@ -1,4 +1,4 @@
-"""A small draft model of a target's vocabulary: how it begins, its training, and how often the target accepts it."""
+"""A small draft model with a target's vocabulary: its start, its training, and how often the target accepts it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .losses import distillation_loss
 def first_layers(model: Any, num_layers: int = 2) -> Any:
     """The target's embeddings, first layers, last norm and LM head: a draft model to be trained by `train_draft`.
 
-    It learns far sooner than a model of its size whose layers begin as random ones.
+    It learns far sooner than a model of its size whose layers start from random weights.
 
     Parameters
     ----------
     model : PreTrainedModel
-        The target. Not changed, and nothing of it shared.
+        The target. It is not changed, and shares nothing with the result.
     num_layers : int
         ``1 <= num_layers <= num_hidden_layers``.
 
@@ -71,11 +71,11 @@ def train_draft(
     draft : PreTrainedModel
         Changed in place; see `first_layers`.
     head : Tensor
-        ``[vocab, hidden]``: the target's LM head; what it gives must not be scaled, capped or biased behind it.
+        ``[vocab, hidden]``: the target's LM head; its output must not be scaled, capped or biased afterwards.
     features, recipe, checkpoint, progress
         See `train_heads`.
     token_map : TokenMap, optional
-        What the draft is to propose: both distributions are those given one of these ids.
+        The ids that the draft is to propose: both distributions are conditioned on these.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def train_draft(
     ------
     TypeError, ValueError
         As `train_heads`; another vocabulary than the draft's; a draft without an LM head, or whose logits are not that
-        head's alone, but scaled or capped behind it, or with a bias.
+        head's alone, but scaled, capped or biased afterwards.
     """
     caller = "train_draft"
     check_plain_logits(caller, "draft", draft)
@@ -113,13 +113,13 @@ def train_draft(
 def acceptance_of(
     draft: Any, head: Tensor, features: Features, token_map: TokenMap | None = None, batch_size: int = 8
 ) -> tuple[float, float]:
-    """How well a draft does on a text: of the tokens that are to be predicted, the mean of two probabilities.
+    """How well a draft does on a text: two probabilities, averaged over the tokens that are to be predicted.
 
     Parameters
     ----------
     draft : PreTrainedModel
     head : Tensor
-        ``[vocab, hidden]``: the target's LM head; what it gives must not be scaled, capped or biased behind it.
+        ``[vocab, hidden]``: the target's LM head; its output must not be scaled, capped or biased afterwards.
     features : Features
         Of the target, on text that the draft was not trained on.
     token_map : TokenMap, optional
@@ -132,12 +132,12 @@ def acceptance_of(
     sampled : float
         Σ min(P, Q) at temperature 1: the probability that a draft token is accepted (arXiv 2211.17192, corollary 3.6).
     greedy : float
-        The share in which both find the same token likeliest.
+        The share of tokens at which both models find the same token likeliest.
 
     Raises
     ------
     ValueError, TypeError
-        A head of another vocabulary or width; nothing to predict in `features`; a draft as `train_draft` refuses it.
+        A head of another vocabulary or width; nothing to predict in `features`; a draft that `train_draft` refuses.
     """
     caller = "acceptance_of"
     check_plain_logits(caller, "draft", draft)
@@ -152,7 +152,7 @@ def acceptance_of(
     sampled = greedy = 0.0
     for documents in torch.arange(len(features.starts), device="cpu").split(batch_size):
         rows, hidden = hidden_of(draft, features, documents)
-        for part in (labels[rows] != IGNORED).nonzero()[:, 0].split(512):  # a piece, for the width of the vocabulary
+        for part in (labels[rows] != IGNORED).nonzero()[:, 0].split(512):  # in pieces, as the vocabulary is wide
             wanted = nn.functional.linear(features.hidden[rows[part]].to(head), head)
             given = nn.functional.linear(hidden[part.to(hidden.device)], of_ids)
             sampled += float(torch.minimum(wanted.softmax(-1)[:, ids], given.softmax(-1)).sum())

@@ -1,8 +1,8 @@
-"""Steps of training that survive being killed: the recipe, the order of the data, checkpoints.
+"""Training that survives being killed: the recipe, the order of the data, checkpoints.
 
 A run is a function of its data, its recipe and its seed: the batch of a step is known from the step's number alone, and
-a checkpoint holds all the rest, so that a run that was killed goes on where its last checkpoint was made and ends with
-the losses that it would have had.
+a checkpoint holds all the rest, so a run that was killed resumes at its last checkpoint and ends with the losses that
+it would have had.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Recipe:
     steps : int
         >= 1.
     batch_size : int
-        >= 1: tokens of a step of Medusa-1, documents of one of Medusa-2 or of a draft model.
+        >= 1: tokens a step for Medusa-1, documents a step for Medusa-2 or a draft model.
     learning_rate, backbone_learning_rate : float
         Of AdamW, in [0, 1000]; the backbone, trained already, learns a quarter as fast. Both grow linearly over
         `warm_up_steps` and fall along a cosine to 0.
     warm_up_steps : int
         >= 0.
     ramp_steps : int
-        >= 0. Of Medusa-2: the heads' weight λ0 grows over so many steps.
+        >= 0. For Medusa-2: over how many steps the heads' weight λ0 grows.
     final_heads_weight : float
         λ0, in [0, 1000]; 0.01 for self-distilled text, 0.2 for given text.
     distilled : bool
-        Of Medusa-2: the backbone's loss is the KL divergence from the original, else cross-entropy with the text.
+        For Medusa-2: the backbone's loss is the KL divergence from the original, else cross-entropy with the text.
     checkpoint_every : int
         Steps, >= 1.
     seed : int
@@ -80,7 +80,7 @@ class Recipe:
         check_flag("Recipe", "distilled", self.distilled)
 
     def rate(self, step: int) -> float:
-        """What step `step` multiplies the learning rates by.
+        """The factor of the learning rates at step `step`.
 
         Raises
         ------
@@ -109,7 +109,7 @@ def check_plain_logits(caller: str, name: str, model: Any) -> None:
 def check_run(
     caller: str, features: object, recipe: object, checkpoint: object, progress: object, **modules: nn.Module
 ) -> None:  # fmt: skip
-    """Raise for the first argument that is wrong, of those that training has in common; `modules` are to be trained."""
+    """Raise for the first wrong one of the arguments that all training shares; `modules` are to be trained."""
     check_instance(caller, "features", features, Features, "Features")
     check_instance(caller, "recipe", recipe, Recipe, "a Recipe")
     check_instance(caller, "checkpoint", checkpoint, (Path, type(None)), "a Path or None")
@@ -154,8 +154,8 @@ def fit(
     progress: bool,
     data: str,
 ) -> list[float]:
-    """Steps of AdamW on each group of parameters at its own learning rate, from the checkpoint on, which is refused
-    where it began with other weights, or is of other `data` (a digest). Afterwards no parameter requires gradients.
+    """Run AdamW on each group of parameters at its own learning rate, from the checkpoint on; a checkpoint that began
+    with other weights or other `data` (a digest) is refused. Afterwards no parameter requires gradients.
     """
     recipe = order.recipe
     about = {**asdict(recipe), "items": order.num_items, "data": data, "weights": digest_of(*modules.values())}
@@ -217,7 +217,7 @@ def _trainable(modules: dict[str, nn.Module]) -> Iterator[None]:
 
 
 def _kept(path: Path) -> dict[str, Any]:
-    """What `_keep` wrote; ValueError where the file is another, or not whole."""
+    """What `_keep` wrote; ValueError if the file is something else or incomplete."""
     try:
         kept = torch.load(path, map_location="cpu", weights_only=True)  # a run may go on on another device
         if not {"about", "modules", "optimizer", "losses"} <= set(kept):

@@ -38,7 +38,7 @@ def linear_cross_entropy(inputs: Tensor, weight: Tensor, labels: Tensor) -> Tens
     weight : Tensor
         ``[vocab, hidden]`` of their dtype.
     labels : Tensor
-        ``[n]`` int64 ids of the vocabulary (they are not looked at), −100 for rows that do not count.
+        ``[n]`` int64 ids of the vocabulary (not checked), −100 for rows that do not count.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
     logits : Tensor
         ``[n, vocab]`` floats.
     labels : Tensor
-        ``[n]`` int64 ids of the vocabulary (they are not looked at), −100 where there is none.
+        ``[n]`` int64 ids of the vocabulary (not checked), −100 where there is none.
 
     Raises
     ------

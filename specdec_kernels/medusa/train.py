@@ -52,7 +52,7 @@ def train_heads(
     features : Features
     recipe : Recipe
     checkpoint : Path, optional
-        File to go on from, and to keep the run in; it is left when the run is over.
+        File to resume from and to save the run in; it stays when the run is over.
     progress : bool
         Show a progress bar.
 
@@ -104,7 +104,7 @@ def train_jointly(
     Parameters
     ----------
     model : PreTrainedModel
-        Changed in place, and frozen afterwards; `features` must be those of what it was before.
+        Changed in place, and frozen afterwards; `features` must be its own from before the training.
     heads : MedusaHeads
         Of `model`; changed in place.
     features, recipe, checkpoint, progress
@@ -119,7 +119,7 @@ def train_jointly(
     ------
     TypeError, ValueError
         As `train_heads`; a model of another dtype or hidden size than `heads`, one without an LM head, or whose logits
-        are not that head's alone, as `train_draft` refuses it.
+        are not that head's alone, as `train_draft` refuses them.
     """
     check_plain_logits("train_jointly", "model", model)
     check_instance("train_jointly", "heads", heads, MedusaHeads, "MedusaHeads")

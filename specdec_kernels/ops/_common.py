@@ -1,4 +1,4 @@
-"""What every op file uses: the library, what is checked of an op's arguments together, and the way to a backend."""
+"""What every op file uses: the library, checks across an op's arguments, and dispatch to a backend."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Expected = tuple[str, Tensor | None, tuple[torch.dtype, ...], tuple[str, ...], t
 
 
 def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]) -> tuple[Any, Callable[..., Any]]:
-    """Define ``specdec::name``: the op, and what calls it by names, `Definition.call`.
+    """Define ``specdec::name``; returns the op and `Definition.call`, which calls it with arguments by name.
 
-    The reference is its implementation wherever no library registers a faster one. What an import that was interrupted
-    has done of it is not done again.
+    The reference is its implementation wherever no library registers a faster one. What an interrupted import has
+    already defined is not defined again.
     """
     definition = OPS[name] = Definition(arguments)
     FUNCTIONS[name] = name
@@ -43,7 +43,7 @@ def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]
         LIBRARY.impl(name, in_python("reference", name), "CompositeExplicitAutograd")
 
     def run_fake(*given: Any) -> Any:
-        # Of a tensor without data beside others the dispatcher asks the fake, whose results would be anything.
+        # If one tensor has no data and others do, the dispatcher runs the fake, whose results would be arbitrary.
         devices = {tensor.device for tensor in pytree.tree_leaves(given) if isinstance(tensor, Tensor)}
         if len(devices) > 1:
             names = ", ".join(sorted(map(str, devices)))
@@ -56,9 +56,7 @@ def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]
 
 
 class Instead(NamedTuple):
-    """Replaces a backend's name inside the package: what runs an op's call, validated, from its
-    arguments.
-    """
+    """Inside the package, takes the place of a backend's name: `run` runs an op's validated call from its arguments."""
 
     run: Callable[[Any], Any]
 
@@ -66,8 +64,8 @@ class Instead(NamedTuple):
 def dispatch(
     name: str, overload: Any, backend: str | Instead | None, device: torch.device, caller: str | None = None
 ) -> Any:
-    """The callable that runs op `name` on `device`: torch's dispatcher, or the way past it (`backends.direct`), unless
-    a backend in Python is asked for by name or is the one that can run.
+    """The callable that runs op `name` on `device`: torch's dispatcher, or the shortcut past it (`backends.direct`),
+    unless a backend in Python is asked for by name or is the one that can run.
     """
     overload = direct.call(name, overload)
     if backend is None:
@@ -83,9 +81,9 @@ def dispatch(
 
 
 def check_tensors(op: str, like: Tensor, expected: list[Expected]) -> None:
-    """`check_given` of all, on `like`'s device; a dimension "vocab" must also be contiguous.
+    """`check_given` for each, on `like`'s device; a dimension "vocab" must also be contiguous.
 
-    Nearly always everything is right, and a single check in C++ shows it.
+    Nearly always all of them are right, which a single check in C++ confirms.
     """
     if direct.all_fit(like, expected):
         return
@@ -97,7 +95,7 @@ def check_tensors(op: str, like: Tensor, expected: list[Expected]) -> None:
 
 
 def check_rows(op: str, argument: str, logits: object, probs: object) -> tuple[Tensor, str, torch.Size]:
-    """The rows that are given, their name and shape: logits by the name `argument`, or probabilities in their place."""
+    """The given rows, their name and their shape: logits, named `argument`, or probabilities in their place."""
     if probs is None:
         shape = check_logits(op, argument, logits)
     else:
@@ -111,7 +109,7 @@ def check_rows(op: str, argument: str, logits: object, probs: object) -> tuple[T
 
 
 def check_beside_probs(op: str, name: str, params: SamplingParams, others: Mapping[str, object]) -> None:
-    """ValueError where something is given that acts on logits, beside rows of probabilities."""
+    """ValueError if something that acts on logits is given together with rows of probabilities."""
     if isinstance(params.temperature, Tensor) or not (params.is_greedy or params.temperature == 1):
         given = "a tensor" if isinstance(params.temperature, Tensor) else params.temperature
         raise ValueError(f"{op}: params.temperature must be 1 or 0 beside {name}, got {given}")
@@ -141,8 +139,8 @@ def check_processors(
     op: str, processors: object, logits: Tensor, names: tuple[str, ...] | None, batch: int,
     shape: tuple[int, ...] | None = None,
 ) -> Processing:  # fmt: skip
-    """What the op takes of processors for `logits`, whose rows have `names` (None: numbers) and are drawn from in this
-    `shape` (None: their own); None where none is on.
+    """The processors as the op takes them for `logits`; None if none is on. The rows' dimensions are called `names`
+    (None: by number), and tokens are drawn from rows of this `shape` (None: that of `logits`).
     """
     if not isinstance(processors, Processors):
         raise TypeError(f"{op}: processors must be a Processors or None, got {type(processors).__name__}")
@@ -169,8 +167,8 @@ def as_rows(logits: Tensor) -> Tensor:
 
 
 def places_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[bool, int]:
-    """Of a tensor that is written: whether each stride is no smaller than what those below it span, so that no two
-    elements share memory; and how many elements all of them span.
+    """For a tensor that is written to: whether each stride is at least the span of the smaller ones, so that no two
+    elements share memory; and how many elements all strides span.
     """
     find = _places_of if torch.compiler.is_compiling() else _known_places_of  # Dynamo warns of a cache
     return find(shape, strides)
@@ -188,8 +186,8 @@ _known_places_of = functools.lru_cache(maxsize=64)(_places_of)
 
 
 def written(*tensors: Tensor) -> None:
-    """Tell autograd that an op is about to write to them, which a kernel does without its knowledge: told before, as
-    one that fails may have written too.
+    """Tell autograd that an op is about to write to these tensors, because kernels write without its knowledge. It is
+    told beforehand, as a kernel that fails may also have written.
     """
     if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version(tensors)
@@ -200,7 +198,7 @@ _checks: ContextVar[bool] = ContextVar("specdec_checks", default=True)
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Within, SPECDEC_CHECK=1 raises for nothing: internal callers inspect the status themselves."""
+    """Within this context SPECDEC_CHECK=1 never raises: internal callers inspect the status themselves."""
     before = _checks.set(False)
     try:
         yield

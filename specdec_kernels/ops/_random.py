@@ -1,4 +1,4 @@
-"""The random numbers that a verify step is given: as numbers, or as seeds that it makes them of."""
+"""The random numbers of a verify step: given as numbers, or as seeds from which it computes them."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def noise_of(
     op: str, acceptance: str, numbers: RandomNumbers, like: Tensor, batch: int, names: tuple[str, ...],
     shape: tuple[int, ...],
 ) -> tuple[Expected, Tensor | None, int]:  # fmt: skip
-    """What an acceptance draws with, and the step as `split_step` has it; TypeError or ValueError where that is given
-    another way. Rows have `shape`, with `names`, and are on the device of `like`.
+    """What the rule `acceptance` draws with, and the step as `split_step` returns it; TypeError or ValueError unless
+    they are given as the rule takes them. Rows have `shape`, with `names`, and are on the device of `like`.
     """
     uniform_samples, noise_keys, seeds, step, positions = numbers
     keys = ("noise_keys", noise_keys, INT64, names, shape)
@@ -61,7 +61,7 @@ def noise_of(
         if step is not None or positions is not None:
             raise ValueError(f"{op}: {'positions' if step is None else 'step'} needs seeds, got none")
         if other[1] is not None:
-            if acceptance == "greedy":  # takes none, though it lets uniforms be
+            if acceptance == "greedy":  # needs no noise, but tolerates uniforms
                 raise ValueError(f"{op}: acceptance='greedy' must come without noise_keys, got some")
             raise ValueError(f"{op}: acceptance={acceptance!r} takes {noise[0]}, got {other[0]}")
         return noise, None, 0

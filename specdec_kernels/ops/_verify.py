@@ -12,13 +12,13 @@ from ..types import RowStats, TokenMap
 from ._common import Expected, Shape, check_beside_probs, check_tensors
 from .arguments import NEED_LOGITS
 
-SIX, VOCAB = ("6",), ("vocab",)  # further dimensions; sums of tuples cost half of what unpacking them does
+SIX, VOCAB = ("6",), ("vocab",)  # further dimensions; adding tuples costs half as much as unpacking them
 
 
 def check_target_probs(
     op: str, acceptance: str, params: SamplingParams, processors: object, target_law: TargetLaw | None
 ) -> None:
-    """Refuse what looks at the target's logits where there are none."""
+    """Refuse what needs the target's logits where probabilities are given in their place."""
     cascade = target_law if target_law is not None and target_law.is_cascade else None
     check_beside_probs(op, "target_probs", params, {"processors": processors, "a cascade as target_law": cascade})
     if acceptance in NEED_LOGITS:
@@ -26,7 +26,7 @@ def check_target_probs(
 
 
 def check_indexed(op: str, draft_logits: object, draft_probs: object, draft_stats: object, least: int) -> Shape:
-    """What the draft's rows are where a `draft_index` names them: each request has as many as that `least`."""
+    """Names and shape of the draft's rows where a `draft_index` selects them; each request needs at least `least`."""
     name, given = ("draft_logits", draft_logits) if draft_logits is not None else ("draft_probs", draft_probs)
     if given is None:
         raise ValueError(f"{op}: draft_index needs draft_logits or draft_probs, got neither")
@@ -47,7 +47,7 @@ def check_eos(op: str, eos_token_ids: Tensor, device: torch.device) -> None:
 
 
 def check_stats(op: str, argument: str, stats: RowStats, rows: Shape, expected: list[Expected]) -> RowStats:
-    """`stats`, TypeError unless RowStats; its tensors are added to those expected."""
+    """`stats`; TypeError unless it is a RowStats. Its tensors are added to `expected`."""
     check_instance(op, argument, stats, RowStats, "a RowStats")
     names, shape = rows
     values, argmax, status = stats
@@ -69,8 +69,8 @@ def check_draft(
     draft_token_map: TokenMap | None,
     expected: list[Expected],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Validate a draft with these `rows`, and further tensors, to which its own are added: values, argmax, status and
-    target_to_draft, as the op takes them.
+    """Validate a draft with these `rows`, together with the tensors in `expected`, to which the draft's are added.
+    Returns values, argmax, status and target_to_draft as the op takes them.
     """
     names, shape = rows
     vocab = vocab_draft = target_logits.shape[-1]

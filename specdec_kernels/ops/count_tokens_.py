@@ -40,8 +40,8 @@ def count_tokens_(
     Returns
     -------
     Tensor
-        ``[batch]`` int32 status: `Status.BAD_PARAM` where the ids of `token_counts` do not ascend, and nothing is
-        counted, or where they have no room for an id.
+        ``[batch]`` int32 status: `Status.BAD_PARAM` where the ids of `token_counts` do not ascend (nothing is counted
+        then), or where there is no room for an id.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def count_tokens_(
 def _count(
     op: str, token_counts: TokenCounts, tokens: Tensor, num_tokens: Tensor | None, backend: str | None
 ) -> Tensor:
-    """The same; `op` is who asks, in messages."""
+    """The same; `op` names the caller in messages."""
     check_instance(op, "token_counts", token_counts, TokenCounts, "a TokenCounts")
     ids, counts, num_output = token_counts.ids, token_counts.counts, token_counts.num_output
     check_tensor(op, "token_counts.ids", ids, INT32, None)

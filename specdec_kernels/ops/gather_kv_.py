@@ -28,7 +28,7 @@ _KINDS = {
     "2": "further",
 }  # fmt: skip
 _NUMBERS = {letter: CACHE_DIMS[kind] for letter, kind in _KINDS.items()}
-_BESIDE = ("_quantized_keys", "indexer_keys", "recurrent_states")  # where layers of transformers have rows, too
+_BESIDE = ("_quantized_keys", "indexer_keys", "recurrent_states")  # transformers' layers have rows there too
 _DENSE = "of b or (bh), s, h, d, l and 2, each at most once, with a batch, s, and no h beside (bh)"
 _PAGED = "of n, s, h, d, l and 2, each at most once, with n and s where a block_table is given"
 
@@ -89,7 +89,7 @@ def gather_kv_(
           ``"n2hsd"``: FlashInfer's HND with keys and values in one tensor.
     block_table : Tensor, optional
         ``[batch, max_blocks]`` int32 or int64: each sequence's pages (vLLM's blocks), by ``position // page_size``.
-        Only the entries of accepted nodes' rows, and of where these go, are looked at. Two sequences may not share a
+        Only the entries of the accepted nodes' rows and of their destinations are read. Two sequences may not share a
         page that is written to, nor may one sequence have a page twice among those that hold its rows from the root on.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
@@ -132,7 +132,7 @@ def gather_kv_(
 
 
 def _tensors(op: str, cache: Any) -> list[Any]:
-    """What should be the tensors of a cache in whatever form, in their order."""
+    """What should be a cache's tensors in their order, whatever form the cache has."""
     if isinstance(cache, Tensor):
         return [cache]
     layers = getattr(cache, "layers", None)
@@ -152,7 +152,7 @@ def _tensors(op: str, cache: Any) -> list[Any]:
 
 
 def _layouts(op: str, layout: str | tuple[str, str] | None, paged: bool) -> tuple[list[str], ...]:
-    """The letters of the layout of all tensors, or those of keys' and values'."""
+    """The letters of the layout of all tensors, or of the keys' and of the values' layout."""
     letters = _letters if torch.compiler.is_compiling() else _known_letters  # Dynamo warns of a cache
     if layout is None or isinstance(layout, str):
         return (letters(op, ("nshd" if paged else "bhsd") if layout is None else layout, paged),)
@@ -187,7 +187,7 @@ def _check_columns(op: str, argument: str, value: object, batch: int, width: str
 def _check_cache(
     op: str, tensors: list[Tensor], layouts: tuple[list[str], ...], batch: int, device: torch.device
 ) -> None:
-    """TypeError or ValueError unless every tensor is one of its layout; tensors that are alike are looked at once."""
+    """TypeError or ValueError unless every tensor fits its layout; tensors that are alike are checked once."""
     if len(tensors) % len(layouts):
         raise ValueError(
             f"{op}: cache must be keys and values in turn where layout is a pair, got {len(tensors)} tensors"

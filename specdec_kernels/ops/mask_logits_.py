@@ -1,4 +1,4 @@
-"""`mask_logits_`: −inf where top-k, top-p and min-p cut, for what wants whole rows of logits back."""
+"""`mask_logits_`: −inf where top-k, top-p and min-p cut, for callers that want whole rows of logits back."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def mask_logits_(logits: Tensor, params: SamplingParams | None, *, backend: str 
     """Write −inf, in place, where temperature, top-k, top-p and min-p cut a row: below `RowStats.cutoff`.
 
     Verification and `sample` never need it: they cut by themselves. It is for callers that hand rows of logits on.
-    Nothing as wide as the vocabulary is made beside the rows, and every other logit keeps its bits: ties at the border,
-    NaN, and all of a row that is not cut, because nothing is asked for, it is greedy, or a +inf or nothing possible
-    makes its distribution certain. Of a copy: ``mask_logits_(copy := logits.clone(), params)``.
+    Nothing as wide as the vocabulary is allocated beside the rows. Every other logit keeps its bits: ties at the
+    border, NaN, and all of a row that is not cut because no cut is asked for, it is greedy, or its distribution is
+    certain (it holds a +inf or nothing possible). On a copy: ``mask_logits_(copy := logits.clone(), params)``.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def mask_logits_(logits: Tensor, params: SamplingParams | None, *, backend: str 
     shape = check_logits(op, "logits", logits)
     if logits.requires_grad and torch.is_grad_enabled():  # the kernel writes behind autograd's back
         raise ValueError(f"{op}: logits must not require grad (call it within torch.no_grad()), got some that do")
-    if len(shape) > 3:  # as three dimensions they might be a copy
+    if len(shape) > 3:  # reshaped to three dimensions they might be a copy
         raise shape_error(op, "logits", "[vocab], [batch, vocab] or [batch, n, vocab]", logits)
     if not logits.is_contiguous() and logits.numel() and not places_of(shape, logits.stride())[0]:
         raise ValueError(f"{op}: logits must not overlap themselves, got strides {logits.stride()}")

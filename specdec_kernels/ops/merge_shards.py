@@ -1,4 +1,4 @@
-"""`merge_shards`: a row's distribution from what the shards' tiles left behind."""
+"""`merge_shards`: a row's distribution from the statistics of the shards' tiles."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def merge_shards(
     tile_max, tile_mass : Tensor
         ``[batch, n, tiles]`` float32, from `shard_stats`: the tiles of all shards in the order of their ids.
     logits_at : Tensor
-        ``[batch, n]`` float32: of each row the logit of one id.
+        ``[batch, n]`` float32: the logit of one id of each row.
     params : SamplingParams, optional
         The temperature counts, as in `shard_stats`.
     probs : bool
-        The rows are probabilities, a flag as in `shard_stats`: their sum takes the normalizer's place.
+        The rows are probabilities (a flag, as in `shard_stats`): their sum takes the normalizer's place.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------
     values : Tensor
-        ``[batch, n, 6]`` float32 as in `RowStats`; the raw fields are not computed: −inf. Of `probs` the sum is the
-        normalizer, and log_normalizer says nothing.
+        ``[batch, n, 6]`` float32 as in `RowStats`; the raw fields are not computed: −inf. With `probs` the normalizer
+        is the sum, and log_normalizer is meaningless.
     prob : Tensor
         ``[batch, n]`` float32: the probability of `logits_at`; 0 where all mass is on one id (a greedy row, a maximum
-        that is infinite), and of `probs`.
+        that is infinite), and with `probs`.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def merge_shards(
 
 
 def total_mass(masses: Tensor, backend: str | None = None) -> Tensor:
-    """The sums ``[batch, n]`` of tiles' masses ``[batch, n, tiles]``, added in the order of a normalizer's."""
+    """The sums ``[batch, n]`` of tiles' masses ``[batch, n, tiles]``, added in the same order as a normalizer's."""
     zeros = torch.zeros_like(masses)
     values, _ = merge_shards(zeros, masses, zeros[..., 0], backend=backend)
     return values[..., 3]

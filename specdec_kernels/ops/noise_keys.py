@@ -30,12 +30,12 @@ def noise_keys(
     """Keys of the noise at each position: Philox4x32-10 keyed by (seed, purpose, step, position).
 
     From a key, `sample` and ``verify_chain(acceptance="match")`` compute ``G(key, v) = −log(−log1p(−t))`` for every
-    target id v, ``t = (philox(key, v div 4)[v mod 4] + 0.5) · 2**-32`` (where that word is below 2**16, those of
-    another counter follow it: `specdec_kernels.testing.float64_gumbel` has it all). The match rule and its drafter use
-    the absolute position (counted without padding) and no step, so that what they emit is what plain sampling with the
-    seed emits. Drafts for the rules "block", "recursive" and "traversal" need a step. A tree instead of positions
-    makes the keys that its nodes' children are drawn with: one for each node, fresh at every step. (By their positions,
-    which nodes of one depth share, the children of siblings would be drawn with the same noise.)
+    target id v, ``t = (philox(key, v div 4)[v mod 4] + 0.5) · 2**-32`` (where that word is below 2**16, words of
+    another counter follow it; `specdec_kernels.testing.float64_gumbel` computes it all). The match rule and its drafter
+    use the absolute position (counted without padding) and no step, so that they emit what plain sampling with the seed
+    emits. Drafts for the rules "block", "recursive" and "traversal" need a step. Given a tree instead of positions, it
+    makes the keys with which the nodes' children are drawn: one for each node, fresh at every step. (Keys by position,
+    which nodes of the same depth share, would give the children of siblings the same noise.)
 
     Parameters
     ----------
@@ -44,17 +44,17 @@ def noise_keys(
     positions : Tensor or DraftTree
         ``[batch, n]`` int32 or int64: the absolute position of the token that is drawn; or the tree that is drafted.
     purpose : {"sample", "draft", "accept", "final"}, optional
-        Disjoint streams. None: "sample", of a tree "draft", which takes no other.
+        Disjoint streams. None: "sample", or "draft" for a tree, which takes no other.
     step : int or Tensor, optional
         The verify step, where noise must be fresh at each step; >= 0, or ``[batch]`` int64. None: a stream of its own;
-        not for a tree.
+        a tree needs a step.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------
     Tensor
-        ``[batch, n]`` int64; of a tree ``[batch, num_nodes]``.
+        ``[batch, n]`` int64; for a tree ``[batch, num_nodes]``.
 
     Raises
     ------

@@ -44,7 +44,8 @@ def row_stats(
     params : SamplingParams, optional
         Tensors in it hold one value for each index of the first dimension. None: temperature 1, nothing cut.
     processors : Processors, optional
-        Masks, biases and penalties, which act on the logits before `params`; the raw fields are of what they make.
+        Masks, biases and penalties, which act on the logits before `params`; the raw fields describe the processed
+        logits.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 

@@ -22,7 +22,7 @@ from ..types import Draw, RowStats, TokenMap
 from ._common import check_beside_probs, check_params, check_processors, check_rows, define, dispatch, raise_for_status
 from .arguments import SampleArguments
 
-MAX_SAMPLES = 1024  # drawn of a row; as csrc/bind_ops.h has it
+MAX_SAMPLES = 1024  # drawn from a row; csrc/bind_ops.h has the same number
 
 
 def _fake(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -76,9 +76,9 @@ def sample(
         has all its mass on the largest and sets `Status.BAD_PARAM`, but not where it is greedy, holds a +inf
         (`Status.INF`) or nothing of 2**-126 or more (`Status.EMPTY_ROW`, id 0).
     row_index : Tensor, optional
-        ``[batch]`` int32 or int64: sequence b is drawn from ``logits[row_index[b]]`` (or `probs`), of ``[rows, vocab]``
-        or ``[rows, n, vocab]`` that are read where they are; several sequences may share one. All else is per sequence,
-        not per row: parameters, processors, uniforms, keys and what comes out. An index outside [0, rows) gives no
+        ``[batch]`` int32 or int64: sequence b is drawn from ``logits[row_index[b]]`` (or `probs`). These are then
+        ``[rows, vocab]`` or ``[rows, n, vocab]`` and read in place; sequences may share a row. All else is per
+        sequence, not per row: parameters, processors, uniforms, keys and outputs. An index outside [0, rows) gives no
         token (−1, log-probability −inf) and the stats of a row where nothing is possible, with `Status.BAD_PARAM`
         alone.
     processors : Processors, optional
@@ -100,7 +100,7 @@ def sample(
     -------
     Draw
         ``token`` and ``log_prob`` have the shape of the rows (``[..., num_samples]`` where that is > 1); ``stats`` are
-        those of the rows (their raw fields are not computed: −inf); of `probs`, max and cutoff are probabilities, the
+        those of the rows (their raw fields are not computed: −inf); with `probs`, max and cutoff are probabilities, the
         normalizer is the sum of what is kept over max, and log_normalizer the logarithm of ``max * normalizer``.
 
     Raises

@@ -46,8 +46,9 @@ def shard_draw(
     """What one shard of each row contributes to the draw of a token.
 
     With P the row's distribution, Q the draft's there and w the row's weight, the token is drawn from ``(w P − Q)+``,
-    or from P where w is negative. First the masses of the shard's tiles are asked for; with those of all shards, and a
-    uniform, the shard where the draw ends gives the token. With `noise_keys` it is the shard's best of ``log P + G``.
+    or from P where w is negative. A first call returns the masses of the shard's tiles; given those of all shards and a
+    uniform, a second call returns the token in the shard where the draw ends. With `noise_keys` the token is the
+    shard's best by ``log P + G``.
 
     Parameters
     ----------
@@ -59,7 +60,7 @@ def shard_draw(
     weights : Tensor
         ``[batch, n]`` float32: w, at most 1; where it is 0, nothing is left to draw from.
     params, draft_params : SamplingParams, optional
-        The temperatures count: those that the stats were made with.
+        Only the temperatures count; they must be those that the stats were made with.
     first : int
         A multiple of 1024.
     draft_logits, draft_stats : Tensor, RowStats, optional
@@ -68,7 +69,7 @@ def shard_draw(
         Instead of those: probabilities of the shape of `logits`, float32, and ``[batch, n]`` int32, where
         `Status.BAD_DRAFT` says that the whole row is no distribution.
     point_tokens : Tensor, optional
-        Instead of both ``[batch, n]`` int64: ids that have all of Q; −1: none.
+        Instead of both: ``[batch, n]`` int64 ids that have all of Q's mass; −1: none.
     masses, uniform_samples : Tensor, optional
         ``[batch, n, tiles]`` float32 of all shards' tiles in the order of their ids, and ``[batch, n]``
         float64 or float32 in [0, 1).
@@ -80,10 +81,10 @@ def shard_draw(
     Returns
     -------
     ShardDraw
-        ``masses [batch, n, tiles of this shard]`` float32, which beside `draft_logits` or `draft_probs` and a w >= 0
-        are probabilities, and else only in proportion to them, by a factor of the backend's that all shards of a row
-        share; or with `masses` ``token [batch, n]`` int64, −1 where the draw ends elsewhere, or where nothing has mass;
-        or with `noise_keys` ``token`` and ``score [batch, n]`` float32, −inf where the shard has nothing possible. What
+        ``masses [batch, n, tiles of this shard]`` float32, which with `draft_logits` or `draft_probs` and a w >= 0 are
+        probabilities, otherwise only proportional to them, by a factor of the backend's that all shards of a row share;
+        or with `masses` ``token [batch, n]`` int64, −1 where the draw ends elsewhere, or where nothing has mass; or
+        with `noise_keys` ``token`` and ``score [batch, n]`` float32, −inf where the shard has nothing possible. What
         was not asked for is None. A row whose P is all on its argmax has the mass ``(w − Q)+`` there (1 where w is
         negative), and is not drawn from: its token is −1.
 

@@ -1,4 +1,4 @@
-"""`shard_stats`: what a rank's columns of the logits leave behind, tile by tile."""
+"""`shard_stats`: statistics of a rank's columns of the logits, tile by tile."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def shard_stats(
     Parameters
     ----------
     logits : Tensor
-        ``[batch, n, width]`` float32, bfloat16 or float16, contiguous in the last dimension: of each row the ids from a
+        ``[batch, n, width]`` float32, bfloat16 or float16, contiguous in the last dimension: the ids of each row from a
         multiple of 1024 on.
     params : SamplingParams, optional
-        The temperature counts. What truncates does not: nothing is cut.
+        Only the temperature counts: nothing is cut.
     probs : bool
-        The rows are probabilities (float32), a flag here and no tensor as in `sample`: a tile's mass is then their sum,
+        The rows are probabilities (float32); a flag, where `sample` takes a tensor. A tile's mass is then their sum,
         infinite where one is negative (a −inf counts as 0).
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.

@@ -60,14 +60,14 @@ def token_logprobs(
     params : SamplingParams, optional
         What the tokens were drawn with. None: temperature 1, nothing cut.
     processors : Processors, optional
-        What was made of the logits before `params`, with the `token_counts` of before the step: a sequence's tokens
-        are counted beside them as draft tokens are, at each those before it. Raw log-probabilities, ranks and the
-        choice of the likeliest ids are of the logits as they are given.
+        What was applied to the logits before `params`, with the `token_counts` from before the step: at each of a
+        sequence's tokens, those before it are counted too, as draft tokens are. Raw log-probabilities, ranks and the
+        choice of the likeliest ids use the logits as given.
     rows : Tensor, optional
-        ``[batch, width]`` int32 or int64: the row of `logits` that each token was drawn from; of a tree 0, then the
+        ``[batch, width]`` int32 or int64: the row of `logits` that each token was drawn from; for a tree 0, then the
         accepted nodes. None: token j from row j, and ``width <= n``.
     num_tokens : Tensor, optional
-        ``[batch]`` int32 or int64: so many of a sequence's tokens are looked at, the others are none.
+        ``[batch]`` int32 or int64: how many of a sequence's tokens are looked at; the others count as no token.
     num_top : int
         0 … 20 likeliest ids are listed beside each token.
     backend : str, optional
@@ -81,8 +81,8 @@ def token_logprobs(
     Raises
     ------
     TypeError, ValueError
-        A wrong dtype, shape, stride, device or range, or a backend that cannot run here; before any work. What only a
-        value can show sets `TokenLogprobs.status`.
+        A wrong dtype, shape, stride, device or range, or a backend that cannot run here; before any work. What only the
+        values show sets `TokenLogprobs.status` instead.
     RuntimeError
         A status is set while ``SPECDEC_CHECK=1``; after the work.
     """

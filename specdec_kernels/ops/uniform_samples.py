@@ -45,7 +45,7 @@ def uniform_samples(
     Returns
     -------
     Tensor
-        ``[batch, num]`` float64, multiples of 2**-53 in [0, 1). As float32 some would be rounded to 1, which is none.
+        ``[batch, num]`` float64, multiples of 2**-53 in [0, 1). As float32 some would round to 1, which is outside.
 
     Raises
     ------

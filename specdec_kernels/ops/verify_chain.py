@@ -90,18 +90,18 @@ def verify_chain(
     - "greedy": accept while x is the target's argmax, whatever the temperature.
 
     The first three are lossless: the emitted tokens have the target's distribution (after `params`); "greedy" emits the
-    target's own greedy output. A `target_law` is a choice of another distribution π, made of both models' at each
-    position, that takes the place of P in "token" and "block" (`sk.laws` has the table); the bonus token is drawn from
-    P unless `target_law` says otherwise. A sequence's result does not depend on its neighbours, on padding or on
-    num_draft. Without draft logits or probabilities Q is all on the draft token.
+    target's own greedy output. A `target_law` replaces P in "token" and "block" with another distribution π, made at
+    each position from both models' (`sk.laws` has the table); the bonus token is drawn from P unless `target_law` says
+    otherwise. A sequence's result does not depend on its neighbours, on padding or on num_draft. Without draft logits
+    or probabilities, all of Q's mass is on the draft token.
 
-    A draft token that Q cannot have given ends the sequence's draft before it, with `Status.BAD_DRAFT`: as if there
-    were no more draft tokens, so that what is emitted still has the target's distribution. It is noticed only where Q
-    is looked at: in "token" up to the first rejection, but not where P is all on one id (unless `target_law` is a
-    cascade); in "block" up to the first x with ``P(x) = 0`` (``π(x)`` beside a `target_law`), whatever the coins say;
-    in "match" and "greedy" never. Such a token has a ``Q(x)`` of 0 (by the `draft_params` or `draft_stats` given x is
-    cut off, or it has a logit of −inf or a probability of 0, or is not in the reduced vocabulary) or above 1.01; up to
-    that it is 1, rounded. Or Q is no distribution:
+    A draft token that Q cannot have produced ends the sequence's draft before it and sets `Status.BAD_DRAFT`. The rule
+    goes on as if there were no more draft tokens, so what is emitted still has the target's distribution. Such a token
+    is noticed only where Q is read: in "token" up to the first rejection, but not where P is all on one id (unless
+    `target_law` is a cascade); in "block" up to the first x with ``P(x) = 0`` (``π(x)`` with a `target_law`), whatever
+    the coins say; in "match" and "greedy" never. Its ``Q(x)`` is 0 (x is cut off by the given `draft_params` or
+    `draft_stats`, has a logit of −inf or a probability of 0, or is not in the reduced vocabulary) or above 1.01; from 1
+    to 1.01 it counts as a rounded 1. Or Q is not a distribution:
 
     - `draft_probs`: one is NaN, +inf or negative, or their sum is not within 0.01 of 1 (a −inf counts as 0);
     - `draft_stats`: the max or the cutoff is NaN, the cutoff exceeds the max, or the normalizer is not in [0.99, 1.01
@@ -124,52 +124,52 @@ def verify_chain(
     uniform_samples : Tensor, optional
         ``[batch, num_draft + 1]`` float64 or float32 in [0, 1): column 0 draws the recovered or bonus token, column i
         is the coin of the i-th draft token. Needed by "token" and "block" unless `seeds` are given or
-        ``params.temperature`` is the number 0 (beside a cascade as `target_law`, that of `draft_params` too); refused
-        beside "match" or `seeds`; "greedy" checks them and does not look at them. "block" needs fresh ones (and fresh
-        draft noise) at every verify step.
+        ``params.temperature`` is the number 0 (with a cascade as `target_law`, that of `draft_params` too); refused
+        with "match" or `seeds`; "greedy" checks them but does not use them. "block" needs fresh ones (and fresh draft
+        noise) at every verify step.
     noise_keys : Tensor, optional
         ``[batch, num_draft + 1]`` int64, from `noise_keys` at the positions of the tokens that the rows draw. Needed by
-        "match" unless `seeds` are given or ``params.temperature`` is the number 0; refused beside any other rule, or
+        "match" unless `seeds` are given or ``params.temperature`` is the number 0; refused with any other rule or
         `seeds`.
     seeds : Tensor, optional
-        ``[batch]`` int64, instead of both: the numbers are made where they are needed, those of
+        ``[batch]`` int64, instead of both: each number is computed where it is needed, and is that of
         ``uniform_samples(seeds, step, num_draft + 1)``, or for "match" of ``noise_keys(seeds, positions, step=step)``.
     step : int or Tensor, optional
-        With `seeds`, and needed there: the verify step, >= 0, or ``[batch]`` int64 on the device. "match" alone may do
-        without.
+        Only with `seeds`, which need it (optional for "match"): the verify step, >= 0, or ``[batch]`` int64 on the
+        device.
     positions : Tensor, optional
-        With `seeds`, "match" only, which needs them: ``[batch, num_draft + 1]`` int32 or int64: the absolute position
-        of the token that each row draws; for row 0, the number of tokens so far.
+        Only with `seeds` and "match", which needs them: ``[batch, num_draft + 1]`` int32 or int64: the absolute
+        position of the token that each row draws; for row 0, the number of tokens so far.
     params, draft_params : SamplingParams, optional
-        Of target and draft. `draft_params` must match how the draft tokens were drawn; `draft_probs` have them in
-        already. None: temperature 1, nothing cut.
+        Of target and draft. `draft_params` must match how the draft tokens were drawn; `draft_probs` already include
+        them. None: temperature 1, nothing cut.
     processors : Processors, optional
-        Masks, biases and penalties, which act on the target's logits before `params`: at each row with the draft tokens
-        before it. The draft's logits are left as they are: with a cascade as `target_law`, what is barred can be
+        Masks, biases and penalties, which act on the target's logits before `params`; each row also counts the draft
+        tokens before it. The draft's logits are left as they are: with a cascade as `target_law`, barred ids can be
         emitted where the draft's token is kept.
     acceptance : {"token", "block", "match", "greedy"}
         The rule. "block" is the same as "token" for a sequence without draft logits or probabilities, or whose draft
         logits have temperature 0.
     target_law : one of `sk.laws`, optional
-        None: lossless. "token" takes any law, "block" any but `Lossy` with a number as β, "match" and "greedy" take
-        none. All but `Lossy` need `draft_logits`.
+        None: lossless. "token" takes any law, "block" any except `Lossy` with a number as β, "match" and "greedy" none.
+        All but `Lossy` need `draft_logits`.
     target_probs : Tensor, optional
         Instead of `target_logits` (None): the same as float32 probabilities. `params` cut them by top-k, top-p and
         min-p (leave out what is already applied); their temperature must be the number 1, or 0 for the likeliest id.
         Not with `processors`, acceptance "match" or a cascade, which look at logits. Each row is divided by its sum.
         `Status.BAD_PARAM` is set where the sum is not within 0.01 of 1, and where the row has a negative number (a −inf
-        counts as 0) or an infinite sum, when all mass is put on its largest. No sum is looked at where the row is
-        greedy, holds a +inf (`Status.INF`) or nothing of 2**-126 or more (`Status.EMPTY_ROW`).
+        counts as 0) or an infinite sum, in which case all mass is put on its largest. The sum is not checked where the
+        row is greedy, holds a +inf (`Status.INF`) or nothing of 2**-126 or more (`Status.EMPTY_ROW`).
     draft_probs : Tensor, optional
         Instead of `draft_logits`: ``[batch, num_draft, vocab_draft]`` float32, normalised: they must sum to 1.
     draft_index : Tensor, optional
-        ``[batch]`` int32 or int64: the rows of sequence b are ``draft_logits[draft_index[b]]`` (or `draft_probs`), of
-        ``[requests, >= num_draft, vocab_draft]`` that a caller keeps for all its requests (a row more with
-        ``bonus="cascade"``); they are read where they are. An index outside [0, requests) makes an idle row with
+        ``[batch]`` int32 or int64: the rows of sequence b are ``draft_logits[draft_index[b]]`` (or `draft_probs`).
+        These are then ``[requests, >= num_draft, vocab_draft]``, kept by the caller for all its requests (one row more
+        with ``bonus="cascade"``) and read in place. An index outside [0, requests) makes an idle row with
         `Status.BAD_PARAM`. Not with `draft_stats`.
     draft_stats : RowStats, optional
-        Of the draft rows, kept from drafting, of the shape of `draft_logits` without its last dimension: saves reading
-        those rows again (not with a `target_law` that looks at the raw q) and gives Q bit for bit.
+        Stats of the draft rows, kept from drafting, of the shape of `draft_logits` without its last dimension. They
+        save reading those rows again (not with a `target_law` that looks at the raw q) and give Q bit for bit.
     draft_token_map : TokenMap, optional
         Maps a reduced draft vocabulary to target ids.
     num_draft_tokens : Tensor, optional
@@ -178,10 +178,10 @@ def verify_chain(
         ``[batch]`` int32 or int64: the token after a fully accepted draft, instead of one that is drawn. The target
         then has no row for it: `target_logits` (or `target_probs`, and a `token_bitmask`) is ``[batch, num_draft,
         vocab]``. `uniform_samples`, `noise_keys` and `positions` keep their shape; column 0 draws recovered tokens
-        alone, the last key or position is not read. After a rejection, an EOS and in an idle row it does not count, nor
-        where the draft ended before a token that is no id (a −1, too) or that Q cannot have given: there the token is
-        drawn from P, as without it. With −1 nothing follows. Any other id outside the vocabulary is dropped and sets
-        `Status.BAD_TOKEN`, where it would follow. Not with a cascade's ``bonus="cascade"``.
+        alone, the last key or position is not read. It is ignored after a rejection, after an EOS and in an idle row,
+        and where the draft ended before a token that is no id (including −1) or that Q cannot have produced: there the
+        token is drawn from P, as without it. With −1 nothing follows. Any other id outside the vocabulary is dropped
+        where it would follow, and sets `Status.BAD_TOKEN`. Not with a cascade's ``bonus="cascade"``.
     eos_token_ids : Tensor, optional
         ``[num_eos]`` int64: a draft ends after its first EOS, and nothing is drawn after an accepted one.
     return_acceptance : bool
@@ -200,7 +200,7 @@ def verify_chain(
     ------
     TypeError, ValueError
         A wrong dtype, shape, stride, device or combination, or a backend that cannot run here; before any work. What
-        only values can show sets ``status``.
+        only the values show sets ``status`` instead.
     RuntimeError
         A status is set while ``SPECDEC_CHECK=1``; after the work.
     """
@@ -232,8 +232,8 @@ def verify_spans(
 ) -> VerifyOutput:
     """Validate what `verify_chain` and `verify_packed` share, and run the op.
 
-    `drafted` and `rows` are the shapes of the draft's rows and of the target's, which with bonus tokens has the former;
-    there are as many random numbers as `rows`.
+    `drafted` and `rows` are the shapes of the draft's and of the target's rows; with bonus tokens the target's rows
+    have the shape `drafted` too. There are as many random numbers as `rows`.
     """
     (
         target_logits, draft_tokens, draft_logits, numbers, params, draft_params, processors, acceptance, target_law,

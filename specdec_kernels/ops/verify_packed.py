@@ -60,14 +60,14 @@ def verify_packed(
         ``[total, vocab_draft]``; where `target_law` has ``bonus="cascade"`` ``[total + batch, vocab_draft]``, segment b
         starting at ``cu[b] + b``.
     cu_num_draft_tokens : Tensor
-        ``[batch + 1]`` int32, cumulative, from 0 to total. A segment that ends before it starts or leaves
-        ``[0, total]`` is an idle row with ``Status.BAD_PARAM``; nothing of it is read. The first segment has that flag
-        where it does not start at 0, the last where it does not end at total: draft tokens belong to no sequence.
+        ``[batch + 1]`` int32, cumulative, from 0 to total. A segment that ends before it starts or leaves ``[0,
+        total]`` is an idle row with ``Status.BAD_PARAM``; nothing of it is read. The first segment has that flag if it
+        does not start at 0, the last if it does not end at total: draft tokens then belong to no sequence.
     max_num_draft_tokens : int
         Width of the result less one, in [0, 2**20), ``batch * (max_num_draft_tokens + 1) < 2**31``; a longer segment is
         cut to it and flagged ``Status.BAD_PARAM``.
     uniform_samples, noise_keys : Tensor, optional
-        ``[total + batch]`` float64 or float32 in [0, 1), and int64; needed, and refused, as in `verify_chain`.
+        ``[total + batch]`` float64 or float32 in [0, 1), and int64; needed and refused as in `verify_chain`.
     seeds, step : optional
         As in `verify_chain`: ``[batch]`` int64, instead of both; the numbers are those of `verify_chain`.
     positions : Tensor, optional
@@ -85,7 +85,7 @@ def verify_packed(
     draft_stats : RowStats, optional
         Of shape ``[total]``, or of `draft_logits`' rows.
     num_draft_tokens : Tensor, optional
-        ``[batch]`` int32 or int64: use only so many of each segment; −1: an idle row.
+        ``[batch]`` int32 or int64: how many tokens to use of each segment; −1: an idle row.
     bonus_tokens : Tensor, optional
         ``[batch]`` int32 or int64, as in `verify_chain`: `target_logits` (or `target_probs`, and a `token_bitmask`) is
         ``[total, vocab]``, the row of draft token i of sequence b is number ``cu[b] + i``; random numbers stay
@@ -103,7 +103,7 @@ def verify_packed(
     ------
     TypeError, ValueError
         A wrong dtype, shape, stride, device or combination, or a backend that cannot run here; before any work. What
-        only values can show sets ``status``.
+        only the values show sets ``status`` instead.
     RuntimeError
         A status is set while ``SPECDEC_CHECK=1``; after the work.
     """
@@ -128,7 +128,7 @@ def verify_packed(
 
 
 def _length(op: str, argument: str, value: Tensor, expected: str) -> int:
-    """Of a tensor of one dimension, whose dtype and device `verify_spans` looks at."""
+    """The length of a 1-d tensor; `verify_spans` checks its dtype and device."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {argument} must be a tensor, got {type(value).__name__}")
     shape = value.shape

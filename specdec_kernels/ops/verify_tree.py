@@ -40,12 +40,12 @@ _op, _call = define(
 )
 
 
-EPSILON, DELTA = 0.09, 0.3  # of "typical", as in Medusa: the second is the root of the first
+EPSILON, DELTA = 0.09, 0.3  # of "typical", as in Medusa: delta is the square root of epsilon
 LARGEST = torch.finfo(torch.float32).max
 
 
 def check_thresholds(caller: str, epsilon: float, delta: float) -> tuple[float, float]:
-    """Both as backends take them, infinite above float32's range; raises unless numbers of at least 0."""
+    """Both as backends take them (infinite above float32's range); raises unless they are numbers >= 0."""
     if type(epsilon) is float and type(delta) is float and 0 <= epsilon <= LARGEST and 0 <= delta <= LARGEST:
         return epsilon, delta
     for name, value in (("epsilon", epsilon), ("delta", delta)):
@@ -88,7 +88,7 @@ def verify_tree(
     With P and Q the target's and the draft's distributions of the token after a node:
 
     - "sample": draw y from P at the root; while y is a child's token, go there and draw again. Lossless whatever the
-      tokens are, and reads only the rows on the way (but for Triton's kernels, which read all rows at once);
+      tokens are, and reads only the rows on the way (except in Triton's kernels, which read all rows at once);
     - "greedy", "match": the same with P's argmax, or with y drawn with the node's Gumbel noise: the output of plain
       greedy decoding, or of plain sampling with these keys;
     - "recursive": siblings drawn from Q without replacement (`sample` with ``num_samples``, in the order drawn) are
@@ -135,34 +135,33 @@ def verify_tree(
     params, draft_params : SamplingParams, optional
         Of target and draft. `draft_params` must match how the children were drawn. None: temperature 1, nothing cut.
     processors : Processors, optional
-        Masks, biases and penalties, which act on the target's logits before `params`: at each node's row with the
-        tokens of the node and its ancestors. The draft's logits are left as they are: with a `target_law`, what is
-        barred can be emitted where the draft's token is kept.
+        Masks, biases and penalties, which act on the target's logits before `params`; a node's row also counts the
+        tokens of the node and its ancestors. The draft's logits are left as they are: with a `target_law`, barred ids
+        can be emitted where the draft's token is kept.
     draft_stats : RowStats, optional
-        Of the draft rows, kept from drafting.
+        Stats of the draft rows, kept from drafting.
     draft_token_map : TokenMap, optional
         Maps a reduced draft vocabulary to target ids.
     eos_token_ids : Tensor, optional
         ``[num_eos]`` int64: an EOS ends its branch, and nothing is drawn after an accepted one.
     uniform_samples : Tensor, optional
-        ``[batch, num_nodes]`` float64 or float32 in [0, 1). "sample": column i draws the token after node i. Else
-        column 0 draws the final token, and column i is the coin of node i. Needed unless the rule is "greedy" or
-        "match", `seeds` are given, or ``params.temperature`` is the number 0 (beside a `target_law`, that of
-        `draft_params` too); refused beside "match" or `seeds`; "greedy" checks them and does not look at them.
+        ``[batch, num_nodes]`` float64 or float32 in [0, 1). "sample": column i draws the token after node i. Other
+        rules: column 0 draws the final token, and column i is the coin of node i. Needed unless the rule is "greedy" or
+        "match", `seeds` are given, or ``params.temperature`` is the number 0 (with a `target_law`, that of
+        `draft_params` too); refused with "match" or `seeds`; "greedy" checks them but does not use them.
     noise_keys : Tensor, optional
         ``[batch, num_nodes]`` int64, from `noise_keys` at the positions of the tokens after the nodes. Needed by
-        "match" unless `seeds` are given or ``params.temperature`` is the number 0; refused beside any other rule, or
+        "match" unless `seeds` are given or ``params.temperature`` is the number 0; refused with any other rule or
         `seeds`.
     seeds : Tensor, optional
-        ``[batch]`` int64, instead of both: the numbers are made where they are needed, those of
+        ``[batch]`` int64, instead of both: each number is computed where it is needed, and is that of
         ``uniform_samples(seeds, step, num_nodes)``, or for "match" of ``noise_keys(seeds, positions, step=step)``.
     step : int or Tensor, optional
-        With `seeds`, and needed there: the verify step, >= 0, or ``[batch]`` int64 on the device. "match" alone may do
-        without.
+        Only with `seeds`, which need it (optional for "match"): the verify step, >= 0, or ``[batch]`` int64 on the
+        device.
     positions : Tensor, optional
-        With `seeds`, "match" only, which needs them: ``[batch, num_nodes]`` int32 or int64: of each node the absolute
-        position of the token after it, which is the number of tokens so far, the root included, +
-        ``tree.position_ids``.
+        Only with `seeds` and "match", which needs them: ``[batch, num_nodes]`` int32 or int64: the absolute position of
+        the token after each node, i.e. the number of tokens so far, root included, + ``tree.position_ids``.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
@@ -177,9 +176,9 @@ def verify_tree(
     ------
     TypeError, ValueError
         A wrong dtype, shape, stride, device or combination, or a backend that cannot run here; before any work. What
-        only values can show sets ``status``. "recursive" and "traversal" skip a child that its draft cannot have drawn,
-        and set `Status.BAD_DRAFT`: a duplicate, one where Q is 0 or no distribution (see `verify_chain`). So does a
-        `target_law` where Q is no distribution; P is used there.
+        only the values show sets ``status`` instead. "recursive" and "traversal" skip a child that its draft cannot
+        have drawn, and set `Status.BAD_DRAFT`: a duplicate, or one where Q is 0 or not a distribution (see
+        `verify_chain`). A `target_law` sets it where Q is not a distribution, and uses P there.
     RuntimeError
         A status is set while ``SPECDEC_CHECK=1``; after the work.
     """

@@ -1,5 +1,5 @@
-"""Tools that prove a backend right: float64 distributions, independent random numbers, and the exact one that a
-verifier produces.
+"""Tools that prove a backend right: float64 distributions, independent random numbers, and the exact distribution that
+a verifier produces.
 
 The uniforms of the ratio rules are inputs, so a verifier is a piecewise constant function of them. `exact_law` finds
 its pieces on the lattice of multiples of 2**-24, and so computes the distribution of the emitted tokens without

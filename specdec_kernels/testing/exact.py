@@ -39,7 +39,7 @@ class Pieces(NamedTuple):
         Raises
         ------
         TypeError, ValueError
-            No int64 arrays, or of other shapes; a path that is not there, or a point outside the lattice.
+            Not int64 arrays, or of other shapes; a path that is not there, or a point outside the lattice.
         """
         _check_vector("Pieces", "path", path, "i", "[n] int64")
         width = len(self.sides[0])
@@ -66,15 +66,15 @@ def exact_law(
     *,
     points: int | None = None,
 ) -> Float64:
-    """The joint distribution of as many tokens as a step can emit that `verify` really produces, with drafts drawn from
-    the draft's own distribution.
+    """The joint distribution, over as many tokens as a step can emit, that `verify` really produces with drafts drawn
+    from the draft's own distribution.
 
     What a step emits is continued with the distribution that it should have, so a right verifier yields exactly
-    `target_joint`. The uniforms are taken to be independent and uniform on the lattice of 2^-24. Where what is emitted
-    changes is found by bisection, along each uniform while the others are at the ends of their range (of a tree: or
-    anywhere between the breakpoints that showed so), between neighbours of nine points whose outcomes differ. A change
-    that is taken back before the next of the nine does not show; so `points` random uniforms must have the outcomes
-    that were found. A defect of probability p passes that with probability ``(1 - p) ** points``.
+    `target_joint`. The uniforms are taken to be independent and uniform on the lattice of 2^-24. The points where the
+    output changes are found by bisection between neighbours of nine points whose outcomes differ, along each uniform
+    while the others are at the ends of their range (for a tree, also anywhere between the breakpoints found so far). A
+    change that is undone before the next of the nine does not show; therefore `points` random uniforms must have the
+    outcomes that were found. A defect of probability p passes that with probability ``(1 - p) ** points``.
 
     Parameters
     ----------
@@ -92,17 +92,17 @@ def exact_law(
     Returns
     -------
     ndarray
-        ``[n] + [vocab] * num_tokens`` float64. n is 1, but for drafts without a distribution: there it is the number of
-        drafted paths, for each of which the tokens must have `target_joint`.
+        ``[n] + [vocab] * num_tokens`` float64. n is 1, except for drafts without a distribution, where it is the number
+        of drafted paths, for each of which the tokens must have `target_joint`.
 
     Raises
     ------
     TypeError, ValueError
         A wrong argument.
     AssertionError
-        What `verify` returns is no output (it has no ``tokens`` and ``num_tokens`` of the shapes that `verify_chain`'s
-        have, these disagree, a step has no token, or an id lies outside the vocabulary), or a random point does not
-        have the outcome that was found for its surroundings.
+        What `verify` returns is not an output (it has no ``tokens`` and ``num_tokens`` of the shapes that
+        `verify_chain`'s have, these disagree, a step has no token, or an id lies outside the vocabulary), or a random
+        point does not have the outcome that was found for its surroundings.
     """
     _check_problem("exact_law", problem)
     check_callable("exact_law", "verify", verify)
@@ -136,7 +136,7 @@ def exact_law(
 
 
 def _emitted(out: object, n: int, width: int, vocab: int) -> Int64:
-    """The tokens ``[n, width]`` of a verifier's output, −1 behind the last; AssertionError unless it is one."""
+    """The tokens ``[n, width]`` of a verifier's output, −1 after the last; AssertionError unless it is an output."""
     tokens, counts = getattr(out, "tokens", None), getattr(out, "num_tokens", None)
     if not isinstance(tokens, Tensor) or not isinstance(counts, Tensor):
         raise AssertionError(f"verify must give tensors tokens and num_tokens, got {type(out).__name__}")
@@ -158,7 +158,8 @@ def _emitted(out: object, n: int, width: int, vocab: int) -> Int64:
 def joint_of(
     problem: ChainProblem | TreeProblem, emitted: Sequence[tuple[int, ...]], volume: Float64, path: Int64
 ) -> Float64:
-    """The joint distribution that `exact_law` returns, of what a step emits from each path with which probability.
+    """The joint distribution that `exact_law` returns, from what a step emits from each path and with which
+    probability.
 
     Raises
     ------
@@ -198,7 +199,7 @@ def target_joint(problem: ChainProblem | TreeProblem) -> Float64:
     Raises
     ------
     TypeError, ValueError
-        No problem, or a `TreeProblem` with a `law`, of which it depends on the drafted tokens.
+        Not a problem, or a `TreeProblem` with a `law`, whose joint distribution depends on the drafted tokens.
     """
     _check_problem("target_joint", problem)
     if isinstance(problem, TreeProblem) and problem.law is not None:
@@ -212,7 +213,7 @@ def total_variation(laws: Float64, expected: Float64) -> float:
     Raises
     ------
     TypeError, ValueError
-        No float64 arrays, nothing in them, or shapes that do not fit.
+        Not float64 arrays, empty ones, or shapes that do not fit.
     """
     check_array("total_variation", "laws", laws, "f", "[n, ...] float64")
     check_array("total_variation", "expected", expected, "f", "[...] float64")
@@ -308,8 +309,8 @@ def _checked(run: Run) -> Run:
 
 
 def _distinct(rows: Int64) -> tuple[Int64, Int64]:
-    """Where each row stands first, in the order of their values, and which of these each row is. (`numpy.unique` takes
-    ten times as long over rows.)
+    """Where each distinct row comes first, in the order of values, and which of these each row is. (`numpy.unique`
+    takes ten times as long over rows.)
     """
     key = np.zeros(len(rows), np.int64)
     for column in rows.T:

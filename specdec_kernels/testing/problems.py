@@ -30,7 +30,7 @@ from ..types import PLACEHOLDER_TOKEN_ID, RowStats, TokenMap
 from .laws import Float64, Int64, float64_law, float64_target_law
 
 Verify = Callable[..., Any]
-"""Called as `specdec_kernels.verify_chain` is, or `specdec_kernels.verify_tree` of a `TreeProblem`."""
+"""Called like `specdec_kernels.verify_chain`, or for a `TreeProblem` like `specdec_kernels.verify_tree`."""
 
 LATTICE = 1 << 24
 """Uniforms are multiples of 1 / LATTICE."""
@@ -38,7 +38,7 @@ LATTICE = 1 << 24
 
 @dataclass(eq=False)
 class ChainProblem:
-    """One verify step of a small vocabulary whose distributions depend on the context; its joint ones can be compared.
+    """One verify step of a small vocabulary with context-dependent distributions; joint distributions can be compared.
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ class ChainProblem:
 
     @property
     def num_tokens(self) -> int:
-        """That a step emits at most; it takes as many uniforms."""
+        """The most tokens that a step emits; it takes as many uniforms."""
         return len(self.target)
 
     num_uniforms = num_tokens
@@ -156,7 +156,7 @@ class ChainProblem:
 
     @property
     def _draft_rows(self) -> int:
-        """Depths whose law the draft's has a part in."""
+        """Depths at which the draft's distribution plays a part."""
         return self.length + (self.law is not None and self.law.cascade_bonus)
 
     def _over_target_ids(self, law: Float64) -> Float64:
@@ -352,7 +352,7 @@ class TreeProblem:
 
 
 def _check_common(caller: str, target: object, params: object, draft_params: object, eos: object, law: object) -> None:
-    """Raise for the first that is wrong of what both kinds of problem have."""
+    """Raise for the first wrong field of those that both kinds of problem have."""
     check_sequence(caller, "target", target, Tensor, "tensors")
     tensors = cast(list[Tensor], target)
     if tensors[0].dim() != 1 or len(tensors[0]) < 1:

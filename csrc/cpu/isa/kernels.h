@@ -1,5 +1,6 @@
-// The vector code behind every CPU op: one table per instruction set, chosen at first use. All of it works on one tile (at
-// most kTile ids), whose floats fit in L1. The files of this folder may include only C headers, intrinsics and csrc/common.
+// The vector code behind every CPU op: one table per instruction set, chosen at first use. All of it works on one tile
+// (at most kTile ids), whose floats fit in L1. Files in this folder may include only C headers, intrinsics and
+// csrc/common.
 #pragma once
 #include <stdint.h>
 
@@ -11,9 +12,9 @@ namespace specdec::cpu {
 constexpr int kSlack = 16;  // a vector's lanes, at most
 constexpr int kGroup = 64;  // ids whose maximum is kept, so that thresholds are found without reading the row again
 
-// What depends on the dtype of the logits. x points at the first of n <= kTile ids. Where rows hold float32 weights, the
-// weight itself (0 where it is none) times inverse_temperature takes the place of exp((x - max) * inverse_temperature), and
-// exp_sum is infinite where a weight is negative, and finite.
+// What depends on the dtype of the logits. x points at the first of n <= kTile ids. For rows of float32 weights, the
+// weight itself (0 if it is none) times inverse_temperature replaces exp((x - max) * inverse_temperature), and exp_sum
+// is infinite if a finite weight is negative.
 struct LogitKernels {
   // The maximum of each group of kGroup ids (NaN read as -inf) into out[ceil(n / kGroup)]; returns kNaN if one was seen.
   int32_t (*group_maxima)(const void* x, int n, float* out);
@@ -31,7 +32,7 @@ struct LogitKernels {
   void (*load)(const void* x, int n, float* out);
   // x as float32; with words -inf where bit i % 32 of word i / 32 is 0. In place where x is float32.
   void (*widen)(const void* x, const int32_t* words, int n, float* out);
-  // -inf instead of each x < cutoff; not of NaN. A group whose maximum is told (unless null) and below has no other.
+  // Replaces each x < cutoff by -inf, but not NaN. A group with a told maximum (unless null) below it has no other.
   void (*mask)(void* x, int n, const float* group_max, float cutoff);
 };
 
@@ -45,8 +46,8 @@ struct Kernels {
   float (*overlap_sum)(const float* p, const float* q, int n);          // sum of min(P, Q)
   // Multiplies q by `kept` where logit >= bound, by `other` elsewhere.
   void (*scale_kept)(const float* logit, int n, float bound, float kept, float other, float* q);
-  // The ids first .. first + n - 1 whose Gumbel noise may lift exp(score) = weight above exp(best), where limit >= exp(-best):
-  // writes their offsets and noise bits, returns how many. A superset: the caller compares exact scores.
+  // The ids first .. first + n - 1 whose Gumbel noise may lift exp(score) = weight above exp(best); limit >=
+  // exp(-best). Writes their offsets and noise bits, returns how many. A superset: the caller compares exact scores.
   int (*noise_candidates)(int64_t key, int32_t first, int n, const float* weight, float limit, int32_t* offset,
                           uint32_t* bits);
 };

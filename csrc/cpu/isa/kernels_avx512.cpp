@@ -1,5 +1,5 @@
 #if defined(__x86_64__)
-// GCC 12's own headers pass an undefined register to masked built-ins, and warn of it at every inlining.
+// GCC 12's own headers pass an undefined register to masked built-ins, and warn about it at every inlining.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>

@@ -1,4 +1,4 @@
-// The portable path: lanes as a small array, which the compiler vectorises as it can.
+// The portable path: lanes as a small array, which the compiler vectorises as well as it can.
 #include <math.h>
 
 #include "half_types.h"

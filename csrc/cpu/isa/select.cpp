@@ -23,7 +23,7 @@ const Kernels* chosen = nullptr;
 }  // namespace
 
 const Kernels& kernels() {
-  // Two threads that both come first pick the same table, and a pointer is written whole.
+  // Two threads that both come first pick the same table, and a pointer is written in one piece.
   const Kernels* table = __atomic_load_n(&chosen, __ATOMIC_ACQUIRE);
   if (table == nullptr) {
     table = &pick();

@@ -40,8 +40,8 @@ inline float horizontal_sum(F x) {  // pairwise, so that lanes combine alike for
   return lane[0];
 }
 
-// Has the processor fetch the `numbers` from x on: loads of a row that is not in the cache wait for each page anew, and
-// while a tile is weighed the next one can come. May lie beyond the row: no address is bad.
+// Prefetches the `numbers` from x on: loads of an uncached row stall at each new page, and the next tile can arrive
+// while this one is weighed. May lie beyond the row: no address is bad.
 template <class T>
 inline void fetch(const T* x, int numbers) {
   constexpr int kLine = 64 / sizeof(T);
@@ -89,7 +89,7 @@ int32_t group_maxima(const void* data, int n, float* out) {
     for (int k = 0; k < kGroup; k += N) {
       const F v = S::load(x + i + k);
       nan = S::note_nan(nan, v);
-      m = S::max(v, m);  // the second one where v is NaN
+      m = S::max(v, m);  // the second operand where v is NaN
     }
     *out++ = S::largest(m);
   }
@@ -104,11 +104,11 @@ int32_t group_maxima(const void* data, int n, float* out) {
   return S::any_nan(nan) ? kNaN : 0;
 }
 
-// exp((v - m) * t), or of weights v * t.
+// exp((v - m) * t), or v * t for weights.
 template <bool kWeights>
 inline F weight_of(F v, F m, F t) {
   if constexpr (kWeights)
-    return S::max(v, S::set1(0.0f)) * t;  // the second one where v is NaN
+    return S::max(v, S::set1(0.0f)) * t;  // the second operand where v is NaN
   else
     return exp_nonpositive((v - m) * t);
 }
@@ -148,7 +148,7 @@ void moments(const void* data, int n, float max, float* sum, float* weighted) {
   *weighted = horizontal_sum(w);
 }
 
-// Stats of another row may claim a smaller max than there is: such a logit has at most the weight exp(88), as 2^n wraps.
+// Stats of another row may claim a max that is too small: such a logit weighs at most exp(88), as 2^n would wrap.
 template <class T, bool kWeights = false>
 void weights(const void* data, int n, float max, float inverse_temperature, float cutoff, float scale, float* out) {
   const F m = S::set1(max), t = S::set1(inverse_temperature), c = S::set1(cutoff), f = S::set1(scale),
@@ -158,7 +158,7 @@ void weights(const void* data, int n, float max, float inverse_temperature, floa
     if constexpr (kWeights)
       return weight_of<true>(v, m, t);
     else
-      return exp_nonpositive(S::min(most, (v - m) * t));  // the second one where that is NaN
+      return exp_nonpositive(S::min(most, (v - m) * t));  // the second operand where that is NaN
   };
   const T* x = static_cast<const T*>(data);
   for_each(x, n, minus_infinity<T>(), [&](F v, int i) {
@@ -207,7 +207,7 @@ void widen(const void* data, const int32_t* words, int n, float* out) {
   const F low = S::set1(-INFINITY);
   int whole = 0;
   for (; whole + 32 <= n; whole += 32) {
-    // The next tile is asked for: between stores, loads from memory do not run as far ahead as those of a scan.
+    // Prefetches the next tile: between stores, loads from memory do not run as far ahead as those of a scan.
     __builtin_prefetch(x + whole + kTile);
     __builtin_prefetch(x + whole + kTile + 16);
     if (whole % 512 == 0) __builtin_prefetch(words + (whole + kTile) / 32);
@@ -233,7 +233,7 @@ void mask(void* data, int n, const float* group_max, float cutoff) {
     float cut[kGroup];
     F any = no;
     for_each(x, count, minus_infinity<T>(), [&](F v, int i) {
-      const F lower = S::where_ge(v, c, no, S::where_ge(c, v, yes, no));  // of NaN neither
+      const F lower = S::where_ge(v, c, no, S::where_ge(c, v, yes, no));  // neither for NaN
       any = S::max(any, lower);
       store_some(cut + i, lower, count - i);
     });
@@ -309,7 +309,7 @@ inline void philox64(int64_t key, uint32_t counter, Noise64& out) {
   memcpy(out.word[3], c3, sizeof c3);
 }
 
-// A candidate's t = bits * 2^-32 must be below weight * limit: then -log1p(-t) >= t may be, too.
+// A candidate's t = bits * 2^-32 must be at most weight * limit: as -log1p(-t) >= t, only then can that be, too.
 int noise_candidates(int64_t key, int32_t first, int n, const float* weight, float limit, int32_t* offset,
                      uint32_t* bits) {
   int count = 0;

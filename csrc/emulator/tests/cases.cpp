@@ -9,7 +9,7 @@
 namespace specdec::tests {
 namespace {
 
-// Tokens, of which some are none, from rows of which a few are not there.
+// Tokens, some of them missing, from rows of which a few are not there.
 Case logprobs_case(Random& random, bool large) {
   const int64_t batch = 1 + random.below(3), n = 1 + random.below(2), width = 1 + random.below(3);
   const int32_t vocab = make_vocab(random, large), num_top = random.pick({0, 1, 5, kMostTop});
@@ -140,7 +140,7 @@ struct Step {
   bool with_stats = false, with_overlap = false;
 };
 
-// The step's random numbers, or what it makes them of.
+// The step's random numbers, or what it makes them from.
 void make_numbers(Random& random, Step& step, int64_t batch, int64_t rows, bool match) {
   VerifyChainArgs& args = step.args;
   if (random.chance(0.3)) {
@@ -160,7 +160,7 @@ void make_numbers(Random& random, Step& step, int64_t batch, int64_t rows, bool 
   }
 }
 
-// The draft: the target's rows with noise, over the draft's ids; tokens are likely ones, so that many are accepted.
+// The draft: the target's rows with noise, over the draft's ids; its tokens are likely ones, so that many are accepted.
 void make_draft(Random& random, Step& step, const std::vector<float>& target, int64_t rows, int32_t vocab,
                 const std::vector<int64_t>& target_row_of, int kind) {
   std::vector<int32_t> ids(vocab);
@@ -354,7 +354,7 @@ Case tree_case(Random& random, bool large) {
   const int kind = needs_draft ? 1 + int(random.below(2)) : int(random.below(3));  // none, logits, probabilities
   const bool spoiled = random.chance(0.2), per_sequence = random.chance(0.7);
   auto links = std::make_shared<Links>(make_links(random, per_sequence ? batch : 1, num_nodes, spoiled));
-  if (links->max_depth > 1 && random.chance(0.1)) --links->max_depth;  // deeper than it says
+  if (links->max_depth > 1 && random.chance(0.1)) --links->max_depth;  // the tree is deeper than declared
 
   VerifyArgs& args = step->args;
   args.law = {LawKind::kLossless, false, 0.0f, 1.0f, 1.0f, false};
@@ -373,7 +373,7 @@ Case tree_case(Random& random, bool large) {
   make_draft(random, *step, values, rows, vocab, same, kind);
   for (Rows* of : {&args.draft, &args.draft_probs}) of->stride_batch = num_nodes * of->stride_row;
   if (args.law.kind == LawKind::kBiLD && !step->target_to_draft.empty()) args.law.variant = false;
-  // First children are what was drawn after their parents, their siblings any ids.
+  // First children are drawn after their parents, their siblings are any ids.
   auto tokens = std::make_shared<std::vector<int32_t>>(rows, 0);
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t at = b * num_nodes, link = per_sequence ? at : 0;
@@ -441,7 +441,7 @@ Case tree_case(Random& random, bool large) {
           at_border(step->uniforms)};
 }
 
-// A cache in which rows, heads and blocks lie apart or not, and paths with bad values among them.
+// A cache whose rows, heads and blocks may lie apart, and paths with bad values among them.
 Case gather_case(Random& random) {
   struct Cache {
     GatherKVArgs args{};
@@ -519,7 +519,7 @@ Case gather_case(Random& random) {
           }};
 }
 
-// Steps one after the other, of lists that begin with room for some of the tokens that come, or with none.
+// Steps one after the other, of lists that begin with room for some of the coming tokens, or for none.
 Case count_case(Random& random) {
   const int64_t batch = 1 + random.below(5), n = random.below(70);
   const int32_t capacity = int32_t(random.below(700)), most = random.pick({20, 3000});

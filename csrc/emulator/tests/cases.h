@@ -22,13 +22,13 @@ struct Backend {
 };
 #undef SPECDEC_CALL
 
-// The op's outputs, one string of bytes each; the first is what must agree between backends: tokens and counts.
+// The op's outputs, one string of bytes each; backends must agree on the first: tokens and counts.
 using Outputs = std::vector<std::string>;
 
 struct Case {
   std::string name;
   std::function<Outputs(const Backend&)> run;
-  bool at_border = false;  // a draw so near a border that backends may differ
+  bool at_border = false;  // a draw so close to a border that backends may differ
 };
 
 class Random {
@@ -175,7 +175,7 @@ struct ProcessorsBuffer {
   ProcessorArgs args{};
 };
 
-// Of sequences with `rows` rows of target logits in all; none in most cases.
+// Processors of sequences that have `rows` rows of target logits in all; mostly none.
 inline std::shared_ptr<ProcessorsBuffer> make_processors(Random& random, int64_t batch, int64_t rows, int32_t vocab) {
   auto p = std::make_shared<ProcessorsBuffer>();
   if (random.chance(0.6)) return p;
@@ -186,12 +186,12 @@ inline std::shared_ptr<ProcessorsBuffer> make_processors(Random& random, int64_t
     const int64_t width = int64_t(values.size()) / lists;
     return Lists<typename std::decay_t<decltype(values)>::value_type>{values.data(), width, lists == 1 ? 0 : width};
   };
-  const auto words = [&](int64_t count) {  // three of four bits
+  const auto words = [&](int64_t count) {  // three bits in four
     std::vector<int32_t> made(count);
     for (int32_t& word : made) word = int32_t(random.bits() | random.bits());
     return made;
   };
-  const auto ids = [&](int64_t width) {  // in order and each once, or (seldom) in none
+  const auto ids = [&](int64_t width) {  // each once and in order, or (seldom) in no order
     std::vector<int32_t> made;
     for (int64_t b = 0; b < lists; ++b) {
       std::vector<int32_t> one(width);

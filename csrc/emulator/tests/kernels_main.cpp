@@ -1,5 +1,5 @@
-// The kernels of csrc/cuda in the emulator, and those of csrc/cpu beside them, on random cases and without torch: for the
-// sanitizers. Every case gives the same bits in every strategy and schedule, and the tokens that the CPU kernels give.
+// The kernels of csrc/cuda in the emulator, and those of csrc/cpu beside them, on random cases, without torch: for the
+// sanitizers. Each case must give the same bits in all strategies and schedules, and the CPU kernels' tokens.
 //
 //   kernels_main CASES [FIRST_SEED [LARGE]]       LARGE: how many of the cases have rows of many tiles
 #include <cstdio>
@@ -22,8 +22,8 @@ namespace {
 using namespace specdec;
 using namespace specdec::tests;
 
-// Scratch memory of one call, there before its first kernel: TSan takes an allocation for a write of the host, and a kernel
-// that overlaps the previous one comes before what the host does between the two.
+// Scratch memory of one call, allocated before its first kernel: TSan takes an allocation for a write of the host, and
+// a kernel that overlaps the previous one does not wait for what the host does between the two.
 class Scratch {
  public:
   Scratch() : bytes_(kBytes) { emulator::forbid(bytes_.data(), kBytes); }
@@ -94,7 +94,7 @@ constexpr Way kWays[] = {
     {cuda::Strategy::kWalk, 2, 6},        {cuda::Strategy::kCluster, 2, 7},     {cuda::Strategy::kResident, 2, 8, 1},
     {cuda::Strategy::kResident, 1, 0, 2}, {cuda::Strategy::kResident, 2, 9, 2}, {cuda::Strategy::kEarly, 2, 11, 3},
 };
-constexpr size_t kAlways = 5;                      // that each case goes
+constexpr size_t kAlways = 5;                      // ways that each case is run
 constexpr int kFurther = emulator::kTsan ? 7 : 3;  // TSan is slow, and finds most races in any schedule
 
 }  // namespace
@@ -117,7 +117,7 @@ int main(int argc, char** argv) {
   int64_t failed = 0, differ = 0;
   for (int64_t i = 0; i < cases; ++i) {
     const Case c = make_case(uint64_t(first + i), i < large);
-    // Each strategy in every case, and a part of the further schedules.
+    // Each strategy in every case, and some of the further schedules.
     Outputs expected;
     for (size_t w = 0; w < std::size(kWays); ++w) {
       if (w >= kAlways && (int64_t(w) + i) % kFurther != 0) continue;
@@ -148,12 +148,12 @@ int main(int argc, char** argv) {
   }
   std::printf("%lld cases, %lld failures; the CPU kernels draw otherwise in %lld\n", static_cast<long long>(cases),
               static_cast<long long>(failed), static_cast<long long>(differ));
-  constexpr int64_t kMany = 50;  // cases, among which are some of every op
+  constexpr int64_t kMany = 50;  // so many cases include some of every op
   for (const auto& [op, count] : calls) {
     if (count > 0 || cases < kMany) continue;
     std::printf("no case calls %s: csrc/emulator/tests/cases.cpp is to have one\n", op.c_str());
     ++failed;
   }
-  // Now and then a uniform lies within the float error of a border, and then backends may differ; not often.
+  // Now and then a uniform lies within the float error of a border, where backends may differ; that must be rare.
   return failed > 0 || differ * 100 > cases ? 1 : 0;
 }

@@ -1,12 +1,12 @@
-// Kernels with one defect each, and the same kernels without it: what the emulator and the sanitizers must see, and what
-// they must let pass. `template <bool kGood>` chooses between the two.
+// Kernels with one defect each, and the same kernels without it: what the emulator and the sanitizers must report, and
+// what they must let pass. `template <bool kGood>` chooses between the two.
 //
 //   planted_defects list                         name, who sees it, and the words it is reported with
 //   planted_defects all                          each in ten schedules (bad ones only where the emulator alone sees them)
 //   planted_defects NAME good|bad ORDER SEED     one of them
 //
-// Nothing sees a thread that waits for another one in a loop of its own (not wait_for_bits): no schedule goes back to the
-// other, and it hangs.
+// Nothing detects a thread that waits for another in a loop of its own (rather than wait_for_bits): no schedule returns
+// to the other thread, and the program hangs.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -144,7 +144,7 @@ bool shuffle_as_fence() {
   return true;
 }
 
-// ---- collectives that not all come to
+// ---- collectives that not all lanes or threads come to
 
 template <bool kGood>
 __global__ void barrier_of_half(float* out) {
@@ -360,7 +360,7 @@ bool block_order() {
   return all_equal(out, 7.0f);
 }
 
-// The last block to finish reads what all have written.
+// The last block to finish reads what all blocks have written.
 template <bool kFence, bool kBarrier>
 __global__ void hand_over(float* part, unsigned* finished, float* out) {
   SPECDEC_SHARED(bool, is_last, 1);

@@ -1,7 +1,7 @@
-// The planted defects of bulk copies, of their barriers, and of blocks that wait for each other; in planted_defects.cpp's
+// The planted defects of bulk copies, their barriers, and blocks that wait for each other; in planted_defects.cpp's
 // namespace.
 
-// Whether a launch ends at all: where what becomes of a defect is up to the schedule, a deadlock counts as a wrong result.
+// Whether a launch ends at all: if the effect of a defect depends on the schedule, a deadlock counts as a wrong result.
 template <class Launch>
 bool ends(Launch launch) {
   try {
@@ -12,9 +12,9 @@ bool ends(Launch launch) {
   }
 }
 
-constexpr int kPart = 64, kParts = 4;  // floats of a copy, and copies
+constexpr int kPart = 64, kParts = 4;  // floats per copy, and number of copies
 
-// Sums what comes in parts through a ring of two buffers. Each defect leaves out one thing.
+// Sums what arrives in parts through a ring of two buffers. Each defect leaves out one thing.
 template <bool kWaits, bool kSyncs, bool kTurns>
 __global__ void sum_of_ring(const float* x, float* out) {
   SPECDEC_SHARED(float4, buffers, 2 * kPart / 4);
@@ -68,7 +68,7 @@ bool wait_for_wrong_phase() {
   return run_ring<true, true, kGood>();
 }
 
-// Two copies, of which the barrier is to count `expected` bytes.
+// Two copies whose barrier is told to count `expected` bytes.
 template <bool kInitialised, bool kAligned, bool kWaits>
 __global__ void two_copies(const float* x, float* out, unsigned expected) {
   SPECDEC_SHARED(float4, buffers, 3 * kPart / 4);
@@ -86,7 +86,7 @@ __global__ void two_copies(const float* x, float* out, unsigned expected) {
   if (kWaits) wait_for_phase(full, 0);
   out[threadIdx.x] = kWaits ? both[threadIdx.x] : 1.0f;
   if (!kWaits) return;
-  if (threadIdx.x == 0) {  // one more, so that the block lasts until the others may have landed
+  if (threadIdx.x == 0) {  // one more copy, so that the block lasts until the others may have landed
     expect_bytes(full + 1, kPart * sizeof(float));
     bulk_copy(both + 2 * kPart, x, kPart * sizeof(float), full + 1);
   }
@@ -130,13 +130,13 @@ bool copy_misaligned() {
   return run_two_copies<true, kGood, true>(kBoth);
 }
 
-// So many blocks run at a time.
+// Lets this many blocks run at a time.
 struct AtOnce {
   explicit AtOnce(int blocks) { specdec_emulator_resident(blocks); }
   ~AtOnce() { specdec_emulator_resident(0); }
 };
 
-// Blocks hand on a sum, of which each is told by the one before: the one that started before it.
+// Blocks hand on a sum: each is told it by the one before, which started before it.
 template <bool kTells, bool kSees>
 __global__ void hand_on(unsigned* ticket, unsigned* told, float* sums) {
   SPECDEC_SHARED(unsigned, mine, 1);
@@ -167,7 +167,7 @@ bool run_hand_on(int at_once) {
   return true;
 }
 
-// Of two places each waits for the other; with room for one block only the later one may wait.
+// Two places wait for each other; with room for one block only the later one may wait.
 template <bool kGood>
 __global__ void wait_for_partner(unsigned* ticket, unsigned* told) {
   if (threadIdx.x != 0) return;
@@ -195,7 +195,7 @@ bool seen_without_fence() {
   return run_hand_on<true, kGood>(2);
 }
 
-// The last block to come clears what was told, while the other warp of a block may still wait for it.
+// The last block to arrive clears what was told, while the other warp of a block may still wait for it.
 template <bool kGood>
 __global__ void clear_when_done(unsigned* arrived, unsigned* told) {
   if (threadIdx.x == 0) atomicOr(told, 1u);

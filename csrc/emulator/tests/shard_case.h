@@ -3,7 +3,7 @@
 
 namespace specdec::tests {
 
-// A row as one shard: what is known of its tiles, of the whole, and what is drawn of it.
+// A row as one shard: its tiles' stats, the whole row's, and what is drawn from it.
 inline Case shard_case(Random& random, bool large) {
   const int64_t batch = 1 + random.below(3), n = 1 + random.below(2), count = batch * n;
   const int32_t vocab = make_vocab(random, large), tiles = (vocab + kTile - 1) / kTile;

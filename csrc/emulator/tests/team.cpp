@@ -1,5 +1,5 @@
-// Threads that share out the work of rows (cpu/parallel.h), on threads of its own: every part is done once, also where one
-// ends with an error. Under TSan it shows whether what one thread writes is seen by the next.
+// Threads that share out the work of rows (cpu/parallel.h), without torch's: every part is done once, even if one of
+// them ends with an error. Under TSan it shows whether each thread sees what another writes.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -13,7 +13,7 @@ namespace {
 using specdec::cpu::for_each_row;
 using specdec::cpu::Team;
 
-constexpr int64_t kMany = 1 << 18;  // numbers of a row: enough for every thread
+constexpr int64_t kMany = 1 << 18;  // numbers per row: enough for every thread
 constexpr int kParts = 100, kPasses = 5;
 
 void expect(bool good, const char* what) {
@@ -22,7 +22,7 @@ void expect(bool good, const char* what) {
   std::exit(1);
 }
 
-// Each pass of a row adds what the one before has left.
+// Each pass over a row adds what the previous one has left.
 void every_part_is_done_once(int64_t rows) {
   std::vector<std::vector<int64_t>> seen(rows, std::vector<int64_t>(kParts, 1));
   for_each_row(rows, kMany, [&](int64_t row, Team* team) {

@@ -1,4 +1,4 @@
-// What csrc/bind_cpu.cpp has from torch, for programs without torch.
+// What csrc/bind_cpu.cpp takes from torch, for programs without torch.
 #pragma once
 #include <exception>
 #include <thread>

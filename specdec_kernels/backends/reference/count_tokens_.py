@@ -25,7 +25,7 @@ def count_tokens_(args: CountTokensArguments) -> Tensor:
     slot = torch.nn.functional.pad(merged[:, 1:] != merged[:, :-1], (1, 0))[:, : merged.shape[1]].cumsum(1)
     distinct, left_out = torch.full_like(merged, NO_ID).scatter(1, slot, merged).tensor_split((capacity,), 1)
     total = torch.zeros_like(times).scatter_add(1, slot, times)[:, :capacity]
-    total = torch.where(distinct == NO_ID, counts, total)  # what stands behind the last id stays
+    total = torch.where(distinct == NO_ID, counts, total)  # what follows the last id stays
     ids.copy_(torch.where(good, distinct, ids))
     counts.copy_(torch.where(good, total, counts))
     num_output += new.sum(1).to(torch.int32)

@@ -88,9 +88,9 @@ def gather_kv_(args: GatherKVArguments) -> tuple[Tensor, Tensor]:
     )
     if followed.numel() == 0 or 0 in (num_blocks, block_size):
         return lengths, status
-    # What is not followed takes the place of something that is: the same copy, written twice, without asking the device
-    # how many there are. Where nothing is followed, row 0 is written onto itself.
-    some = followed.flatten().to(torch.int32).argmax()[None]  # an index of no dimension would be asked for its number
+    # A node that is not followed repeats one that is: the same copy is written twice, without asking the device how
+    # many there are. Where nothing is followed, row 0 is written onto itself.
+    some = followed.flatten().to(torch.int32).argmax()[None]  # an index without dimensions would be read on the host
     source, target = (torch.where(followed, at, 0).flatten(1) for at in (source, target))
     source, target = (torch.where(followed.flatten(), at, at.index_select(1, some)) for at in (source, target))
     for view in views:

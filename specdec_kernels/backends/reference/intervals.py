@@ -1,8 +1,8 @@
 """Rows that are known up to a factor: which ids they keep, and their weights and probabilities, as intervals.
 
 Each weight ``exp(logit / temperature)``, and each sum of weights, may be off by a factor between ``exp(−m)`` and
-``exp(m)``, all of them independently. So may what follows from logits that each move by at most m temperatures, and
-what is computed with relative errors of at most m. Then, with low and high marking the ends of an interval:
+``exp(m)``, all of them independently. That covers logits that each move by at most m temperatures, and results computed
+with relative errors of at most m. Then, with low and high marking the ends of an interval:
 
 - a probability w / Σ w lies in [low w / high Σ, high w / low Σ];
 - an id whose distance to a border (of top-k, min-p, the argmax) exceeds 2m is on its side of it for sure, because both

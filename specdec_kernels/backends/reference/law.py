@@ -178,7 +178,7 @@ def law_of_weights(given: Tensor, params: Params) -> RowLaws:
 
 
 def positive(weights: Tensor) -> Tensor:
-    """In the compute dtype, −inf for what is none: NaN, 0, negative, and all of a row without any."""
+    """Weights in the compute dtype, −inf for what is not one: NaN, 0, negatives, and a whole row without any."""
     x = weights.to(compute_dtype(weights))
     x = torch.where(x > 0, x, -math.inf)
     return x.masked_fill(x.amax(-1, keepdim=True) < SMALLEST_WEIGHT, -math.inf)
@@ -259,7 +259,7 @@ def truncate(x: Tensor, weights: Tensor, likely_from: Tensor, params: Params) ->
 
 
 def first_equals(values: Tensor) -> Tensor:
-    """Of rows in order, where the first value stands that is equal to each."""
+    """In rows that are sorted, where the first value equal to each one stands."""
     differs = torch.ones_like(values, dtype=torch.bool)
     differs[..., 1:] = values[..., 1:] != values[..., :-1]
     return torch.where(differs, slots_upto(values.shape[-1], values), 0).cummax(-1).values
@@ -286,8 +286,8 @@ def remainder(P: Tensor, Q: Tensor, w: Tensor) -> Tensor:
 
 
 def accept_token(u: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    """Whether the coin u accepts a token x that Q can have given: ``u Q(x) < P(x)``, strictly. What Q(x) exceeds 1 by
-    is rounding: where P(x) is 1 too, a coin close to 1 must not reject x.
+    """Whether the coin u accepts a token x that Q can have given: ``u Q(x) < P(x)``, strictly. Where Q(x) exceeds 1,
+    that is rounding: if P(x) is 1 too, a coin close to 1 must not reject x.
     """
     return u * q.clamp_max(1.0) < p
 
@@ -298,7 +298,7 @@ def next_block_weight(w: Tensor, p: Tensor, q: Tensor) -> Tensor:
 
 
 def block_threshold(w: Tensor, residual: Tensor) -> Tensor:
-    """What of a path's weight is left without its next token, R the sum of its remainder: ``R / (R + 1 − w)``."""
+    """What is left of a path's weight without its next token, R the sum of its remainder: ``R / (R + 1 − w)``."""
     below = residual + 1 - w
     return torch.where(below > 0, residual / below, 1.0)
 
@@ -364,7 +364,7 @@ def find_tile(masses: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     node = torch.where(found, past.int().argmax(-1), last)
     before = torch.nn.functional.pad(ends, (1, 0)).gather(-1, node[:, None])[:, 0]
     rest = torch.where(found, goal - before, math.inf)
-    for sums in reversed(below):  # to the right of two neighbours where the left has no more than what is left
+    for sums in reversed(below):  # to the right one of two neighbours if the left one has no more than the rest
         left, right = (sums.gather(-1, 2 * node[:, None] + side)[:, 0] for side in (0, 1))
         goes_right = (rest >= left) & (right > 0)
         rest = torch.where(goes_right, rest - left, rest)

@@ -132,8 +132,8 @@ class LooseStep:
         )
 
     def _position(self, j: int, m: Tensor, P: Ends, Q: Ends, end: int) -> Position:
-        """Where a cascade defers least (0) and most (1). The raw rows have temperature 1: what moves a logit by m
-        temperatures moves them by so much more where that is higher, and their own rounding is not less than m.
+        """Where a cascade defers least (0) and most (1). The raw rows have temperature 1: an error of m temperatures in
+        a logit moves them by that much more where the temperature is higher, and their own rounding is not less than m.
         """
         target, draft = self.raw[j]
         by, of_draft = (

@@ -1,4 +1,4 @@
-"""What float64 decides, and how far from it each decision flips: see `specdec_kernels.margins` for what that means.
+"""What float64 decides, and how far each decision is from flipping: see `specdec_kernels.margins` for what that means.
 
 Every decision is taken once more with rows that may be off by m (`intervals`): it is decided at m if both ends of all
 intervals agree with what was decided. A margin is the largest such m, found by bisection.
@@ -28,7 +28,7 @@ from .rows import named, slots_upto, with_rows
 from .sample import draw_rows
 from .verify_chain import BLOCK, GREEDY, MATCH, TOKEN, Chain, Walk, decide, finished, prepared, whole_with_bonus
 
-SMALLEST, LARGEST = -40.0, 5.0  # binary logarithms of what is told from 0 and from infinity
+SMALLEST, LARGEST = -40.0, 5.0  # binary logarithms: margins below count as 0, above as infinity
 TOLERANCE = 2.0**-6  # of such a logarithm
 CELLS = 1 << 20  # of rows that are looked at together: at least one sequence's
 
@@ -79,7 +79,7 @@ def sample(args: SampleArguments) -> tuple[Tensor, ...]:
 
 
 def split(batch: int, cells: int) -> Iterator[slice]:
-    """Parts of a batch whose sequences have so many cells each; one part that is empty of an empty batch."""
+    """Parts of a batch whose sequences have so many cells each; for an empty batch, one empty part."""
     size = max(1, CELLS // max(1, cells))
     return (slice(first, first + size) for first in range(0, max(1, batch), size))
 
@@ -174,8 +174,8 @@ def drawn_from(rows: LooseRows, tokens: Tensor, uniforms: Tensor | None, keys: T
 
 
 def largest(decided: Decided, like: Tensor) -> Tensor:
-    """The largest m ``[batch, n]`` at which decisions are what they were, rounded down; 0 and infinity beyond what is
-    told apart. What one column's m shows of the others is used.
+    """The largest m ``[batch, n]`` at which decisions are what they were, rounded down; 0 and infinity beyond
+    `SMALLEST` and `LARGEST`. What one column's m shows about the others is used.
     """
     low, high = torch.full_like(like, SMALLEST), torch.full_like(like, LARGEST)
     never, always = (~decided(low[:, 0].exp2()), decided(high[:, 0].exp2()))
@@ -258,8 +258,8 @@ class LooseChain:
         return torch.where(j < self.walk.accepted, gives & accepts, stops & drawn)
 
     def by_block(self, m: Tensor) -> Tensor:
-        """``[batch, num_draft + 1]``. An accepted token: any coin behind it that accepts. The final one: all coins
-        behind it, and the draw.
+        """``[batch, num_draft + 1]``. An accepted token: any coin after it that accepts. The final one: all coins after
+        it, and the draw.
         """
         chain, num_draft, accepted = self.chain, self.args.num_draft, self.walk.accepted
         slots = slots_upto(num_draft + 1, m)

@@ -11,8 +11,8 @@ from .rows import named, slots_upto, with_rows
 
 
 def padded(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor]:
-    """The same step with every segment a row, and the flags of segments that are none. No segment is longer than all of
-    them: rows are as wide as that, whatever the bound says, and `widened` makes results as wide as it does.
+    """The same step with one row for each segment, and the flags of bad segments. No segment is longer than all
+    together, so rows are no wider than that, whatever the bound says; `widened` makes results as wide as the bound.
 
     Segment b's draft rows start at ``cu[b]`` and its target rows at ``cu[b] + b``, where its draft rows start too if
     there is one for the bonus. With bonus tokens its target rows start at ``cu[b]``.
@@ -22,7 +22,7 @@ def padded(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor]:
     width = min(args.num_draft, total)
     start, stop = cu[:-1].to(torch.int64), cu[1:].to(torch.int64)
     broken = (start < 0) | (stop < start) | (stop > total)  # no memory is read for such a segment
-    loose = torch.zeros_like(broken)  # beside it are tokens of no sequence
+    loose = torch.zeros_like(broken)  # next to it are tokens of no sequence
     loose[:1] |= start[:1] != 0
     loose[-1:] |= stop[-1:] != total
     start, counts = torch.where(broken, 0, start), torch.where(broken, -1, stop - start)
@@ -62,7 +62,7 @@ def widened(per_token: Tensor, width: int, value: float = PLACEHOLDER_TOKEN_ID) 
 
 
 def indexed(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor]:
-    """The same step with each sequence's own draft rows, and the flags of those whose index is none: idle rows."""
+    """The same step with each sequence's own draft rows, and the flags of those with an invalid index: idle rows."""
     index, width = args.draft_index, args.num_draft + int(args.shared.law.cascade_bonus)
     given = args.shared.draft_logits if args.shared.draft_probs is None else args.shared.draft_probs
     assert index is not None and given is not None

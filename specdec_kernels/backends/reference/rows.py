@@ -23,7 +23,7 @@ def at(rows: Tensor, index: Tensor) -> Tensor:
 
 
 def named(rows: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """``rows[index[b]]`` of each sequence b, and whether its index is out of range, where they are anything."""
+    """``rows[index[b]]`` of each sequence b, and whether its index is out of range; the rows are arbitrary then."""
     none = (index < 0) | (index >= rows.shape[0])
     if rows.shape[0] == 0:
         return rows.new_zeros(index.numel(), *rows.shape[1:]), none

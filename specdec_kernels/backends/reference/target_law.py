@@ -61,7 +61,7 @@ class Mixtures:
 
 
 def make_mixtures(args: VerifyArguments, P: Tensor, Q: Tensor) -> Mixtures:
-    """Of the rows of Q ``[batch, n, vocab]``; those of P that are left are all the target's."""
+    """Those of the rows of Q ``[batch, n, vocab]``; the remaining rows of P are all the target's."""
     law, (batch, rows, vocab) = args.law, Q.shape
     more, P = P.shape[1] - rows, P[:, :rows]
     one = P.new_ones(batch, rows)
@@ -105,7 +105,7 @@ def scale_that_leaves(P: Tensor, Q: Tensor, rejected: Tensor) -> Tensor:
 class Position:
     """What a cascade may look at: laws over target ids ``[batch, n, vocab]`` and numbers of a row ``[batch, n, 1]``.
 
-    What it decides must rise with some of them and fall with the others: margins look at their ends alone
+    Its decision must rise with some of them and fall with the others, because margins look at their ends alone
     (`loose_laws`).
     """
 

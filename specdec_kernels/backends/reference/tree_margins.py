@@ -1,4 +1,4 @@
-"""What float64 decides on trees, and how far from it each decision flips: as `margins` for chains."""
+"""What float64 decides on trees, and how far each decision is from flipping: as `margins` for chains."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class LoosePath(LooseTree):
 
 
 class LooseWhole(LooseTree):
-    """Whether a token stays depends on nodes beside its path."""
+    """Whether a token stays depends on nodes outside its path."""
 
     def margins(self, emitted: Tensor) -> Tensor:
         return largest(lambda m: self.surely(m) | ~emitted, self.tokens.double())
@@ -176,8 +176,8 @@ class LooseTypical(LooseWhole):
 
 
 class LooseSiblings(Siblings):
-    """Decides as `Siblings` does, and notes what is sure of it. A tree from the leaves up is walked on as if the node
-    that was accepted had been rejected.
+    """Decides as `Siblings` does, and notes what of it is sure. A walk from the leaves up goes on as if the accepted
+    node had been rejected.
     """
 
     def __init__(self, exact: Siblings, rows: LooseStep, m: Tensor, last: Tensor, final: Tensor) -> None:
@@ -279,7 +279,7 @@ def set_ends(ends: Ends, node: Tensor, where: Tensor, new: Ends) -> None:
 
 
 class LooseRecursive(LooseWhole):
-    """A token hangs on what was asked about the children of the node before it."""
+    """A token depends on what was asked about the children of the node before it."""
 
     def __init__(self, *decided: Any) -> None:
         super().__init__(*decided)

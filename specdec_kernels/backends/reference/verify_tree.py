@@ -89,7 +89,7 @@ class Tree:
     first_child: Tensor
     next_sibling: Tensor
     is_eos: Tensor
-    bad: Tensor  # [batch] bool: some token is none
+    bad: Tensor  # [batch] bool: some token is no id
     max_depth: int
 
     def child_with(self, node: Tensor, token: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class Tree:
         return torch.stack(out, -1) if out else self.tokens.new_empty(*self.tokens.shape, 0)
 
     def of_parents(self, values: Tensor) -> Tensor:
-        """What is given of each node ``[batch, num_nodes]``, of its parent."""
+        """For each node, the value of its parent; `values` are those of all nodes ``[batch, num_nodes]``."""
         return values.gather(1, self.parents.clamp_min(0))
 
     def of_nodes(self, probs: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class Tree:
 
 
 def make_tree(args: VerifyTreeArguments) -> Tree:
-    """A link that is none of the tree counts as −1."""
+    """A link that is not one of the tree counts as −1."""
     vocab, tokens = args.shared.target_logits.shape[-1], args.node_tokens.to(torch.int64)
     num_nodes = tokens.shape[1]
     nodes = slots_upto(num_nodes, tokens)
@@ -211,7 +211,7 @@ def make_step(args: VerifyTreeArguments, tree: Tree, flags: Tensor | int) -> Ste
 
 
 def rows_at(step: Step, node: Tensor) -> VerifyArguments:
-    """What is given of one node of each sequence ``[batch]``: rows ``[batch, 1, …]``."""
+    """The arguments for one node of each sequence ``[batch]``: rows ``[batch, 1, …]``."""
 
     def only(rows: Tensor) -> Tensor:
         return at(rows, node)[:, None]

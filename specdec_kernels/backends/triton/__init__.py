@@ -1,11 +1,11 @@
 """Triton kernels: every op on GPUs that torch calls "cuda", without nvcc (Triton itself wants gcc or clang), and on the
 CPU under Triton's interpreter.
 
-Rows are read in tiles of 1024 ids, several to a program; between the kernels of an op stand a few numbers a tile, of a
-row that is cut also a list of at most 2048 values, and the next kernel combines them. So a result does not depend on
+Rows are read in tiles of 1024 ids, several to a program; a kernel leaves the next one of its op a few numbers a tile,
+for a row that is cut also a list of at most 2048 values, and the next one combines them. So a result does not depend on
 how many rows there are, and any vocabulary goes through the same loops. Kernels are compiled without fused multiply-add
-(``launch.run``): a probability is the same bits in each of them, and the remainder of equal laws is exactly 0. What
-kernels and device functions are given stands in ``bundles.py``.
+(``launch.run``): a probability has the same bits in each of them, and the remainder of equal laws is exactly 0. Their
+arguments are described in ``bundles.py``.
 
 ``row_stats`` takes two launches: ``scan`` (all tiles at once) and ``law`` (a program a row: combines its tiles, finds
 the cut-off). ``sample`` adds one that draws, ``verify_chain`` those in its file, and
@@ -49,7 +49,7 @@ def why_not(device: torch.device) -> str | None:
 
 @cache
 def _why_no_launcher(named: str | None) -> str | None:
-    """Why Triton cannot compile, in C, what starts its kernels; it would say so at the first call, by an error.
+    """Why Triton cannot compile the C code that starts its kernels; it would raise an error at the first call.
 
     `named` is what CC says. Triton (runtime/build.py) takes that, else gcc or clang, and Python's headers.
     """

@@ -1,7 +1,7 @@
 """Bundles: what kernels and device functions are given together, as NamedTuples of tensors, numbers and flags.
 
 To the host a member is a tensor, a float, an int, a flag as ``tl.constexpr``, or None; to a kernel a pointer, a number
-or a constant. What Triton has to be spared:
+or a constant. What Triton cannot handle, or not well:
 
 - an int in a bundle is always specialised: a value of 1 or a multiple of 16 compiles a variant of its own. Strides and
   vocabularies are worth that; every other size is a parameter of its own, named in ``do_not_specialize``;

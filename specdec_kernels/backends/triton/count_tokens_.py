@@ -35,7 +35,7 @@ class Emitted(NamedTuple):
 
 @triton.jit(do_not_specialize=["capacity", "steps", "n"])
 def kernel(counted, capacity, steps, emitted, n, CHUNK: tl.constexpr, WINDOW: tl.constexpr):
-    """A program a sequence: what stands in the list moves up by as many places as lower ids come."""
+    """A program a sequence: what is in the list moves up by as many places as lower ids are added."""
     b = tl.program_id(0).to(tl.int64)
     ids, counts = counted.ids + b * capacity, counted.counts + b * capacity
     good = ascends(ids, capacity, CHUNK)

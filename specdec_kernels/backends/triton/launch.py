@@ -21,7 +21,7 @@ def run(
     """Launch on the device of the first tensor among `args`; nothing if the grid is empty.
 
     Without fused multiply-add, which would round the same expression differently from kernel to kernel. `registers`:
-    most of a thread; by itself ptxas spills a few where that lets more programs run at once.
+    the most of a thread; left alone, ptxas spills a few where that lets more programs run at once.
     """
     if 0 in grid:
         return
@@ -42,7 +42,9 @@ def _tensors(args: Iterable[object]) -> Iterator[torch.Tensor]:
 
 
 def empties(device: torch.device, dtype: torch.dtype = torch.int32) -> Callable[..., torch.Tensor]:
-    """What makes tensors there for a kernel to fill, by their shapes, of `dtype` unless told otherwise."""
+    """A function that makes tensors on `device` for a kernel to fill, by their shapes, of `dtype` unless told
+    otherwise.
+    """
     return partial(torch.empty, dtype=dtype, device=device)
 
 

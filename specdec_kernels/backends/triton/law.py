@@ -196,7 +196,7 @@ def raw_of_tiles(stats, row, tiles, maximum, inverse_temperature, TILES: tl.cons
 
 @triton.jit
 def lowest_possible(row, share, total):
-    """A key that the cut-off of a share of the row's whole mass does not lie below: all lower values together are but
+    """A lower bound, as a key, of the cut-off for a share of the row's whole mass: all lower values together are only
     half of what may be cut.
     """
     rest = 0.5 * (1.0 - share) * total / row.rows.vocab
@@ -452,7 +452,7 @@ class Found:
     """What `find_laws` leaves behind for rows ``[batch, n]``; entries of rows that nobody needs are not written."""
 
     target: Target  # the rows, and their laws
-    values: Tensor | None  # [batch, n, 6] float32, as RowStats has them, but for the last two: see `find_laws`
+    values: Tensor | None  # [batch, n, 6] float32, as RowStats has them, except the last two: see `find_laws`
     tile_max: Tensor  # [batch, n, tiles] float32
     tile_mass: Tensor | None  # [batch, n, tiles] float32: mass of the kept ids; not written where argmax has all
 

@@ -1,5 +1,5 @@
 """What tokens are drawn from where a draft was rejected: a remainder ``(scale P - taken Q)+`` of the P and Q at a
-position. That of every rule, law and tree is one.
+position. Every rule, law and tree has one of this form.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def find_named(
     spans,
     SLOTS: tl.constexpr,
 ):
-    """Of each sequence which of the `num` times n rows its index names, and a span of these; where it names none, -1
-    and an idle one.
+    """For each sequence, which of the `num` times n rows its index names, and a span of these; where it names none, -1
+    and an idle span.
     """
     b = tl.program_id(0).to(tl.int64) * SLOTS + tl.arange(0, SLOTS)
     inside = b < batch
@@ -54,7 +54,7 @@ def has_row(rows, b):
 
 @triton.jit
 def store_no_row(laws, values, row):
-    """The stats of a row that is none."""
+    """The stats of a row that does not exist."""
     column = tl.arange(0, 8)
     tl.store(values + row * 6 + column, tl.where(column == 3, 1.0, -INFINITY), mask=column < 6)
     tl.store(laws.argmax + row, tl.zeros((), tl.int64))

@@ -1,6 +1,6 @@
-"""Device functions that find which values of a row are its largest, by number or by mass: those that can be are listed,
-in one more read of the groups that hold any, and the list tells the rest. A row of which too many can be is read a few
-times more, each time narrowing a range of keys, until what is left in it can be listed.
+"""Device functions that find which values of a row are its largest, by number or by mass: candidates are listed, in one
+more read of the groups that hold any, and the list decides. A row with too many candidates is read a few times more,
+each time narrowing a range of keys, until what is left in it can be listed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from .bundles import Listed
 from .row import load_values, weigh
 
 CANDIDATES = tl.constexpr(2048)  # so many values are listed and selected from in registers
-PARTS = tl.constexpr(4)  # that a read narrows a range to one of
+PARTS = tl.constexpr(4)  # into which a read divides a range, to keep one
 
 
 @triton.jit
 def part_of(low, high, part):
-    """Where one of the PARTS of a range of keys begins: alike in value, as logits are spread, or alike in keys where
+    """Where one of the PARTS of a range of keys begins: equal in value, as logits are spread, or equal in keys where
     that would take long.
     """
     lowest = from_ordered(low.to(tl.int32))

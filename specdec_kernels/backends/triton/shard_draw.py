@@ -20,7 +20,7 @@ from .shard_stats import inverse_temperatures, scan_shard
 
 @triton.jit
 def without_point(target, row, n, points, ids):
-    """The weights of P of some ids, but for the row's point."""
+    """The weights of P of some ids, except for the row's point."""
     law = load_law(target.laws, row)
     weight = weigh(load_logits(target.rows, row // n, row % n, ids), law, law.cutoff, LOGITS)
     if points is not None:

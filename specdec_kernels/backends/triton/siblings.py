@@ -182,7 +182,7 @@ def try_siblings(
                 if enters:
                     accepted += 1
                     node = child
-                    tried = child  # children stand behind their parent
+                    tried = child  # children come after their parent
                     begin = end
                     scale = tl.full((), 1.0, tl.float32)
                     taken = tl.zeros((), tl.float32)

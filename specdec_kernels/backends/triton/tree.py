@@ -86,7 +86,7 @@ def token_of(target, tiles, b, node, num_nodes, tile_mass, uniforms, uniform_at,
 
 @triton.jit
 def next_child(slot, parent, node, before):
-    """The first child of `node` behind the node `before`; LAST_ID if there is none."""
+    """The first child of `node` after the node `before`; LAST_ID if there is none."""
     return tl.min(tl.where((parent == node) & (slot > before), slot, LAST_ID), 0)
 
 

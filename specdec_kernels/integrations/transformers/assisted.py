@@ -28,7 +28,7 @@ from .following import Follower
 from .models import positions_end, same_vocabulary
 from .processors import ProcessedRunner, Processor, split_processors
 from .states import States
-from .versions import check_version
+from .versions import CACHE, check_version
 
 logger = logging.getLogger("specdec_kernels")
 
@@ -40,7 +40,7 @@ _REFUSED = (
 """Fields of a GenerationConfig that must not be set."""
 _STATES = ("output_attentions", "output_hidden_states")
 _UNDERSTOOD = frozenset(
-    [*_STATES, "attention_mask", "encoder_outputs", "logits_to_keep", "past_key_values", "position_ids", "use_cache"]
+    [*_STATES, CACHE, "attention_mask", "encoder_outputs", "logits_to_keep", "position_ids", "use_cache"]
 )
 """What may come among the model's arguments: made by transformers, or checked."""
 _CONFIDENCE = 0.4  # transformers' own, where a generation config has none
@@ -66,16 +66,16 @@ def generate(
 ) -> Any:
     """Speculative decoding for ``model.generate(..., custom_generate=generate)``, at any batch size.
 
-    transformers calls it with what it has made of the arguments of ``model.generate``; `drafter`,
-    `num_speculative_tokens`, `acceptance` and `seeds` are given to ``model.generate`` too, and are handed on::
+    transformers calls it with what it has prepared from the arguments of ``model.generate``; `drafter`,
+    `num_speculative_tokens`, `acceptance` and `seeds` are given to ``model.generate`` too, which passes them on::
 
         model.generate(**inputs, custom_generate=generate, drafter=sk.ModelDrafter(assistant), do_sample=True)
 
-    transformers keeps its own ``assistant_model``, ``streamer`` and ``tokenizer`` from a ``custom_generate``: within
-    `assisted_generation` they work as always; here a streamer is bound beforehand, ``functools.partial(generate,
+    transformers does not pass its own ``assistant_model``, ``streamer`` and ``tokenizer`` to a ``custom_generate``:
+    within `assisted_generation` they work as always; here a streamer is bound beforehand, ``functools.partial(generate,
     streamer=streamer)``, and given to ``model.generate`` too, which puts the prompt. Greedy output is that of plain
-    greedy generation; sampled output has the distribution of plain sampling with the same GenerationConfig (of ids that
-    tie at the border of top-p all are kept): temperature, top-k, top-p and min-p are applied by the ops, all other
+    greedy generation; sampled output has the distribution of plain sampling with the same GenerationConfig (all ids
+    that tie at the border of top-p are kept): temperature, top-k, top-p and min-p are applied by the ops, all other
     logits processors to each row with the text before it, in their order. They and stopping criteria see one sequence,
     ``[1, length]``, at a time, and must depend on their arguments alone.
 
@@ -84,23 +84,24 @@ def generate(
     model : PreTrainedModel
         One that `specdec_kernels.generate` serves: decoder-only, or T5.
     input_ids : Tensor
-        ``[batch, prompt]`` int64; padding anywhere that ``attention_mask`` says. The new tokens stand behind it.
+        ``[batch, prompt]`` int64; padding anywhere that ``attention_mask`` says. The new tokens follow it.
     logits_processor, stopping_criteria, generation_config, synced_gpus, inputs_tensor, model_kwargs
         As transformers prepares them.
     streamer : BaseStreamer, optional
         Given a column ``[batch]`` at a time, as in plain generation.
     assistant_model, assistant_tokenizer, tokenizer
-        As ``model.generate`` takes them. How many tokens are drafted is the assistant's ``num_assistant_tokens`` (at
-        most 64) if its generation config has that, else 5, and on a CPU, where that saves forwards, none after one that
-        it gave with less than its ``assistant_confidence_threshold`` (0.4 where it has none); its schedule is not
-        looked at.
+        As ``model.generate`` takes them. The number of draft tokens is the assistant's ``num_assistant_tokens`` (at
+        most 64) if its generation config has that, else 5. On a CPU, where it saves forwards, a draft ends after a
+        token to which the assistant gave less than its ``assistant_confidence_threshold`` (0.4 where it has none). Its
+        schedule is ignored.
     drafter : Drafter, optional
         Any of this package's, instead of ``assistant_model``, which excludes it, and of ``prompt_lookup_num_tokens``,
-        whose number does not count then; one of trees not with ``output_hidden_states`` and ``output_attentions``.
+        whose number is then ignored. A drafter of trees does not go with ``output_hidden_states`` and
+        ``output_attentions``.
     num_speculative_tokens : int or "auto", optional
         Draft tokens a step, see `specdec_kernels.generate`; None: 5 with a `drafter`, else as transformers' own options
         say: ``prompt_lookup_num_tokens`` and ``max_matching_ngram_size`` count as 64 where they are larger. "auto" goes
-        by nominal costs where a result must be reproduced, by the rules "token" and "block" whenever it is sampled.
+        by nominal costs where a result must be reproducible, with the rules "token" and "block" whenever it is sampled.
     acceptance : {"token", "block", "match", "greedy"}
         See `specdec_kernels.verify_chain`; greedy decoding is "greedy" whatever this says. With a `drafter` of trees
         "typical", too, as in `specdec_kernels.generate`.
@@ -110,7 +111,7 @@ def generate(
     Returns
     -------
     Tensor, GenerateDecoderOnlyOutput or GenerateEncoderDecoderOutput
-        As transformers returns them, without ``past_key_values``; hidden states and attentions are
+        As transformers returns them, without a cache; hidden states and attentions are
         those of the rows that emitted tokens were drawn from, zeros where there is padding or a sequence has ended.
 
     Raises
@@ -120,7 +121,7 @@ def generate(
     TypeError
         A `streamer` without ``put`` and ``end``.
     ImportError
-        A transformers that is not known, with the range of those that are.
+        An unknown version of transformers, with the range of known ones.
     RuntimeError
         Sampling from logits that are NaN, infinite or all −inf.
     """
@@ -206,12 +207,11 @@ def _check_options(
         bad.append(f"cache_implementation={config.cache_implementation!r}")
     if not config.use_cache:
         bad.append("use_cache=False")
-    cache = model_kwargs.get("past_key_values")
-    if getattr(cache, "_is_user_defined", False):
-        bad.append("past_key_values")
+    if getattr(model_kwargs.get(CACHE), "_is_user_defined", False):
+        bad.append(CACHE)
     if synced_gpus:
         bad.append("synced_gpus")
-    # transformers asks for both also where the models alone differ, in how they pad one vocabulary
+    # transformers asks for both even where only the models differ, in how they pad one vocabulary
     if assistant_tokenizer is not None and not same_vocabulary(tokenizer, assistant_tokenizer):
         bad.append("assistant_tokenizer with another vocabulary")
     _lookup_length(config)
@@ -259,7 +259,7 @@ def _padded_on_the_left(ids: Tensor, model_kwargs: Mapping[str, Any]) -> tuple[T
 def _encoders_input(
     runner: Runner, source: Tensor | None, decoder_ids: Tensor, model_kwargs: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """What the encoder read, and its mask; the runner is told what it made of it."""
+    """The encoder's input and its mask; the runner is given the encoder's output."""
     assert source is not None and isinstance(runner, EncoderDecoderRunner)
     bad = ""
     if source.is_floating_point():
@@ -279,7 +279,7 @@ def _encoders_input(
 def _listener(
     runner: Runner, config: Any, asked: dict[str, Any], texts: Tensor, model_kwargs: Mapping[str, Any]
 ) -> States:
-    """What the target tells its hidden states and attentions, of those `asked` for."""
+    """What receives the target's hidden states and attentions, as far as they are `asked` for."""
     assert isinstance(runner, TransformersRunner)
     real, mask = torch.ones_like(texts, dtype=torch.bool), model_kwargs.get("attention_mask")
     if mask is not None and not config.is_encoder_decoder:
@@ -337,7 +337,7 @@ def _lookup_length(config: Any) -> int | None:
 
 
 def _ids_of(assistant: Any, vocab: int) -> TokenMap | None:
-    """Those that an assistant drafts of a target with `vocab` ids; None: all."""
+    """The ids that an assistant drafts, of the `vocab` ids of a target; None: all."""
     ids = getattr(assistant.config, "draft_token_ids", None)
     if ids is not None:
         return TokenMap(torch.tensor(ids))
@@ -346,7 +346,7 @@ def _ids_of(assistant: Any, vocab: int) -> TokenMap | None:
 
 
 def _lift_limit(runner: Runner, config: Any) -> None:
-    """As in transformers a text may go on behind the positions that a model was made for, but not behind a table's."""
+    """As in transformers, a text may go past the positions that a model was made for, but not past a table's end."""
     if not positions_end(config):
         runner.max_length = None
 

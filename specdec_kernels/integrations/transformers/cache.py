@@ -101,7 +101,9 @@ class RaggedCache(Cache):
         gather_kv_(buffers, accepted_nodes, context_lengths, "bshd")
 
     def release(self) -> None:
-        """Drop the layers' buffers: cache and layers know each other, so that they would stay until a collection."""
+        """Drop the layers' buffers: cache and layers refer to each other, so they would stay until a garbage
+        collection.
+        """
         self.layers.clear()
 
 

@@ -19,6 +19,7 @@ from .cache import VIEW_STEP, RaggedCache, causal_mask, tree_mask
 from .models import attention_windows, end_ids, max_length, padding_id, positions_end, prompt_padding
 from .packing import is_packed
 from .states import States
+from .versions import CACHE
 
 _OWN_HOOKS = ("transformers.", "specdec_kernels.")  # modules whose hooks on a model are no user's
 
@@ -29,7 +30,7 @@ class TransformersRunner(Runner):
     Parameters
     ----------
     model : PreTrainedModel
-        One that `check_served` has let through, as `as_runner` sees to.
+        One that passes `check_served`, as `as_runner` ensures.
     token_map : TokenMap, optional
         The logits are of these target ids alone, in its order.
     """
@@ -46,10 +47,11 @@ class TransformersRunner(Runner):
         self.end_ids, self.padding_id = end_ids(model), padding_id(model)
         self.prompt_padding = prompt_padding(model)
         self.listener: States | None = None
-        """Hears what every forward gives beside logits."""
+        """Receives what every forward gives besides logits."""
 
-    def _call(self, model: Any, num_rows: int, **inputs: Any) -> Any:
-        """What the model, or its backbone, which is for prompts, makes of `inputs`."""
+    def _call(self, model: Any, num_rows: int, cache: Any, **inputs: Any) -> Any:
+        """Run the model, or for prompts its backbone, on a cache."""
+        inputs |= {CACHE: cache, "use_cache": True}
         if self.listener is None:
             return model(**inputs)
         output = model(**inputs, **self.listener.asked)
@@ -73,7 +75,7 @@ def has_hooks(model: Any) -> bool:
 
 @torch.no_grad()
 def narrowed(model: Any, token_map: TokenMap) -> Any:
-    """The same model, weights shared, but for an LM head that has the rows of these target ids alone."""
+    """The same model with shared weights, except for an LM head with the rows of these target ids alone."""
     whole = model.get_output_embeddings()
     given = token_map.draft_to_target.to(whole.weight.device)
     first = torch.equal(given, torch.arange(len(given), device=given.device))
@@ -103,7 +105,7 @@ class DecoderRunner(TransformersRunner):
 
     def __init__(self, model: Any, token_map: TokenMap | None = None) -> None:
         super().__init__(model, token_map)
-        # Rows past a sequence's limit are never used, but their positions must still be in a table that ends.
+        # Rows past a sequence's limit are never used, but their positions must still lie within a table that ends.
         self._last_position = model.config.max_position_embeddings - 1 if positions_end(model.config) else None
         self._windows = attention_windows(model.config)
         self.cache: RaggedCache | None = None
@@ -151,15 +153,14 @@ class DecoderRunner(TransformersRunner):
         self.cache.keep_path(accepted_nodes, starts)
 
     def _run(self, run: Any, tokens: Tensor, positions: Tensor, masks: dict[str, Tensor]) -> Any:
-        """What the model, or its backbone, makes of rows whose places in the cache have been said."""
+        """The output of the model, or its backbone, for rows whose places in the cache have been set."""
         if self._last_position is not None:
             positions = positions.clamp(max=self._last_position)
         return self._call(
             run,
             tokens.shape[1],
+            self.cache,
             input_ids=tokens,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
         )

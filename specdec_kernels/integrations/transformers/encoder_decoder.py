@@ -53,7 +53,7 @@ class EncoderDecoderRunner(TransformersRunner):
     Attributes
     ----------
     encoded : ModelOutput or None
-        What the encoder made of the input, where that is known; None: `start` asks it.
+        The encoder's output, if it is known; None: `start` runs the encoder.
     """
 
     def __init__(self, model: Any, token_map: TokenMap | None = None) -> None:
@@ -89,12 +89,11 @@ class EncoderDecoderRunner(TransformersRunner):
         logits: Tensor = self._call(
             self.model,
             tokens.shape[1],
+            source.cache,
             encoder_outputs=source.encoded,
             attention_mask=source.mask,
             decoder_input_ids=tokens,
             decoder_attention_mask=self._mask_with_bias(source.bias, place.positions, place.visible),
-            past_key_values=source.cache,
-            use_cache=True,
         ).logits
         return logits
 

@@ -32,11 +32,11 @@ class Follower:
     pad : int
         Follows a sequence's end.
     streamer : BaseStreamer or None
-        Given a column ``[batch]`` at a time, as soon as every sequence has its token of it.
+        Given a column ``[batch]`` at a time, as soon as every sequence has its token for it.
     runner : ProcessedRunner or None
         The target, if its rows are wanted.
     folded : sequence of LogitsProcessor
-        What makes scores of the runner's rows.
+        What turns the runner's rows into scores.
     output_scores, output_logits : bool
         Keep the rows of every token.
     states : States or None
@@ -79,7 +79,7 @@ class Follower:
 
     @property
     def width(self) -> int:
-        """New tokens of the longest sequence; what goes past that counts for nothing."""
+        """New tokens of the longest sequence; anything past that is ignored."""
         return max(n if done is None else done for n, done in zip(self._counts, self._done, strict=True))
 
     def scores(self) -> tuple[Tensor, ...] | None:

@@ -17,7 +17,7 @@ ENCODER_DECODERS = frozenset({"t5", "mt5"})
 """``config.model_type`` of the encoder-decoders served."""
 
 _LEARNED_POSITIONS = frozenset({"gpt2"})
-_ONE_WINDOW = frozenset({"mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2"})  # one window rules every layer
+_ONE_WINDOW = frozenset({"mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2"})  # one window for every layer
 
 
 def check_served(model: Any, caller: str, name: str = "") -> None:
@@ -97,7 +97,7 @@ def positions_end(config: Any) -> bool:
 
 
 def max_length(config: Any) -> int | None:
-    """Longest sequence that the model can hold; None where positions are scaled to reach further, or know no end."""
+    """Longest sequence that the model can hold; None where positions are scaled to reach further, or have no end."""
     if positions_end(config) or _rope_types(config) == {"default"}:
         return int(config.max_position_embeddings)
     return None

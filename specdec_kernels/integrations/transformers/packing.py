@@ -60,9 +60,9 @@ def pack_linear_weights(model: nn.Module) -> PackedWeights:
 
     Layers whose ``forward`` someone has replaced (hooks of accelerate, quantisers) stay as they are.
 
-    Costs the memory of those weights once more. The result differs from the plain layer's by rounding. The parameters
-    and the state dict stay as they are; a weight changed afterwards is not seen until the layers are packed again. A
-    copy of the model is not packed.
+    Takes the memory of those weights a second time. The result differs from the plain layer's by rounding. The
+    parameters and the state dict stay as they are; a weight changed afterwards is not seen until the layers are packed
+    again. A copy of the model is not packed.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def pack_linear_weights(model: nn.Module) -> PackedWeights:
     Raises
     ------
     TypeError
-        No model.
+        Not a model.
     ValueError
         A model elsewhere than on the CPU or not float32, one that is packed already, or a torch without oneDNN.
     """
@@ -120,7 +120,9 @@ def is_packed(model: Any) -> bool:
 
 
 class _PackedForward:
-    """In the place of a layer's method; of a copy of the layer, in a deep copy of a model, the method itself."""
+    """Takes the place of a layer's method; in a copy of the layer (a deep copy of a model) it becomes the method
+    itself.
+    """
 
     def __init__(self, layer: nn.Linear) -> None:
         self._layer, self._features = id(layer), layer.in_features

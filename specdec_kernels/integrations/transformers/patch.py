@@ -22,18 +22,18 @@ Options = dict[str, Any]
 _mine: ContextVar[Options | None] = ContextVar("assisted_generation", default=None)
 _lock = threading.Lock()
 _entered: list[Options] = []  # by all threads, the last one last
-_stock: list[Callable[..., Any]] = []  # what stands there otherwise; empty while it stands there
+_stock: list[Callable[..., Any]] = []  # transformers' own method while it is replaced, else empty
 
 
 @contextmanager
 def assisted_generation(
     *, num_speculative_tokens: int | str | None = None, acceptance: str = "token"
 ) -> Iterator[None]:
-    """Within: ``model.generate(assistant_model=… | prompt_lookup_num_tokens=…)`` runs here, at any batch size.
+    """In its block, ``model.generate(assistant_model=… | prompt_lookup_num_tokens=…)`` runs here, at any batch size.
 
-    Calls stay as they are; what they get is described at `generate` of this module. Every other call of
-    ``model.generate`` is transformers' own, also one that drafts in another way: by ``assistant_early_exit``,
-    ``use_mtp`` or a ``speculation_type``, and without a lookup.
+    Calls stay as they are; `generate` of this module describes what they get. Every other call of ``model.generate`` is
+    transformers' own, also one that drafts in another way (by ``assistant_early_exit``, ``use_mtp`` or a
+    ``speculation_type``) and without a lookup.
 
     ``with`` blocks may be nested, the innermost one's options count. It may be entered from any number of threads: a
     thread or asyncio task has the options of the block that it is in. transformers' class is changed while any thread
@@ -50,7 +50,7 @@ def assisted_generation(
     Raises
     ------
     ImportError
-        A transformers that is not known, with the range of those that are.
+        An unknown version of transformers, with the range of known ones.
     TypeError, ValueError
         A wrong `num_speculative_tokens` or `acceptance`.
     """
@@ -81,9 +81,9 @@ def _in_its_place(stock: Callable[..., Any]) -> Callable[..., Any]:
     def _assisted_decoding(model: Any, *args: Any, **kwargs: Any) -> Any:
         with _lock:
             mine, entered = _mine.get(), list(_entered)
-            # a block may have been left by another thread than entered it
+            # a block may have been left by another thread than the one that entered it
             options = next((own for own in entered if own is mine), entered[-1] if entered else None)
-        # no options: the last block was left after this method had been taken
+        # no options: the last block was left after this method was looked up
         if options is None or _drafts_by_itself(kwargs["generation_config"], kwargs.get("assistant_model")):
             return stock(model, *args, **kwargs)
         return generate(model, *args, **{**kwargs, **options})

@@ -54,7 +54,7 @@ def split_processors(
     Raises
     ------
     ValueError
-        A processor that cannot be taken back, by the name of its option.
+        A processor that cannot be rolled back, by the name of its option.
     """
     for processor in processors:
         for kind, option in _WITH_A_PAST.items():
@@ -79,7 +79,7 @@ def _is_plain(warper: Any) -> bool:
 
 
 def of_row(processor: Processor, row: int, batch: int) -> Processor:
-    """`processor` for one sequence of `batch` alone: some hold something of each sequence."""
+    """`processor` for one sequence of `batch` alone: some hold data for each sequence."""
     one: Any = copy.copy(processor)
 
     def cut(held: Any) -> Any:
@@ -103,8 +103,8 @@ def of_row(processor: Processor, row: int, batch: int) -> Processor:
 class ProcessedRunner(Runner):
     """A runner whose logits have been through processors, each row with the text before it, draft tokens included.
 
-    A row that stands behind an impossible draft token, behind an end, or where a sequence has no draft token is left as
-    it is: no rule looks at it, and a processor never sees a text that it has excluded.
+    A row after an impossible draft token, after an end, or where a sequence has no draft token is left as it is: no
+    rule looks at it, and a processor never sees a text that it has excluded.
 
     Parameters
     ----------
@@ -114,12 +114,13 @@ class ProcessedRunner(Runner):
         Functions of a text ``[1, length]`` and a row ``[1, vocab]``.
     prompts : Tensor
         ``[batch, prompt]`` int64 on the device, as ``model.generate`` was given them, padding included: processors see
-        them so.
+        them like that.
     ends : collection of int
-        Ids that nothing follows, but in a prompt.
+        Ids that nothing follows, except in a prompt.
     drafts : int, optional
-        It is the draft of a target with so many ids, of which the rows get as many. What `forward` is given is text, or
-        was drawn from its own rows, and so never impossible (a recovered token may be one that the draft bars).
+        If given, this is the draft of a target with so many ids, and its rows get that width. What `forward` is given
+        is then text, or was drawn from its own rows, and so is never impossible (a recovered token may be one that the
+        draft bars).
 
     Attributes
     ----------
@@ -198,14 +199,14 @@ class ProcessedRunner(Runner):
         self.rows = self.rows.gather(1, index) if processed else self.raw
 
     def _note(self, tokens: Tensor, first: Tensor) -> Tensor:
-        """Write down the tokens, but not those of the prompts, whose padding may stand anywhere; what stands there."""
+        """Write down the tokens, except those of prompts, whose padding may be anywhere; returns what stands there."""
         places = first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         new = torch.where(places < self._prompts.shape[1], self._text.gather(1, places), tokens)
         self._text.scatter_(1, places, new)
         return new
 
     def _process(self, tokens: Tensor, first: Tensor, parents: Tensor) -> None:
-        """Process the rows of `tokens`, of which the first stands at `first` and every other behind its parent."""
+        """Process the rows of `tokens`, of which the first stands at `first` and every other after its parent."""
         real, self._real = self._real, None
         if not self._names:
             return
@@ -217,7 +218,7 @@ class ProcessedRunner(Runner):
                 self._process_one(b, tokens[b], self._text[b, :at], above)
 
     def _process_one(self, b: int, tokens: Tensor, before: Tensor, parents: list[int]) -> None:
-        texts: list[Tensor | None] = []  # up to each token; None behind one that is impossible
+        texts: list[Tensor | None] = []  # up to each token; None after one that is impossible
         known: dict[tuple[int, ...], int] = {}  # by text: nodes that a sequence lacks all have the same id
         for i, (parent, token) in enumerate(zip(parents, tokens.tolist(), strict=True)):
             text = before if i == 0 else texts[parent] if parent >= 0 else None

@@ -11,7 +11,7 @@ from .models import layer_windows
 
 
 class Columns:
-    """One tensor a new token, of the whole batch: zeros where a sequence has ended before it."""
+    """One tensor per new token, of the whole batch: zeros where a sequence has ended before it."""
 
     def __init__(self, batch: int) -> None:
         self._batch, self._tensors = batch, list[Tensor]()
@@ -19,7 +19,7 @@ class Columns:
     def of(self, t: int, b: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Sequence `b`'s part, of this shape, of token `t`'s tensor, to be written to."""
         if t == len(self._tensors):
-            with torch.inference_mode(False):  # or no gradient could be made of what is returned
+            with torch.inference_mode(False):  # else autograd could not use what is returned
                 self._tensors.append(like.new_zeros(self._batch, *shape))
         return self._tensors[t][b]
 
@@ -35,11 +35,11 @@ class Columns:
 class States:
     """Hidden states and attention weights of the rows that emitted tokens are drawn from, as plain generation has them.
 
-    Entry t of an output is of token t: a tuple with a tensor a layer, ``[batch, rows, hidden]`` or ``[batch, heads,
+    Entry t of an output is for token t: a tuple with a tensor per layer, ``[batch, rows, hidden]`` or ``[batch, heads,
     rows, keys]``. The first has a row for each column of the prompts, every other has one. The keys of the decoder's
-    own attention are the columns of the text before token t, ``prompt + t`` of them; of a layer with a sliding window,
-    from the second entry on, the last of these, no more than the window has. Those of cross attention are the source's
-    columns. Rows and keys of padding are zeros, and so is what comes after a sequence's end.
+    own attention are the columns of the text before token t, ``prompt + t`` of them; in a layer with a sliding window,
+    from the second entry on, only the last of these, as many as the window holds. Those of cross attention are the
+    source's columns. Rows and keys of padding are zeros, and so is what comes after a sequence's end.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class States:
         self._own_attentions = own + "attentions"
         self._kept: dict[str, list[Columns]] = {name: [] for name in names}
         self._places = [row.nonzero()[:, 0] for row in real.cpu()]
-        # Of prompts that are padded elsewhere than on the left, a window spans more columns than it has.
+        # In prompts that are padded elsewhere than on the left, a window spans more columns than its size.
         left = bool((real[:, 1:] >= real[:, :-1]).all())
         self._windows = layer_windows(config) if left else []
         self._batch, self._prompt = real.shape
@@ -79,7 +79,7 @@ class States:
         self._last: dict[str, Any] = {}  # layers by name
 
     def hear(self, output: Any, num_rows: int, in_prompt: bool) -> None:
-        """Take in what a forward gave, of rows of all prompts, which come in order, or of each text's end."""
+        """Take in what a forward gave for rows of all prompts, which come in order, or of each text's end."""
         self._last = {name: output[name] for name in self._kept}
         for name, layers in self._last.items():
             self._kept[name] = self._kept[name] or [Columns(self._batch) for _ in layers]

@@ -33,7 +33,7 @@ def speculative_sampling(
     """A drop-in for ``transformers.generation.utils._speculative_sampling``: the same arguments and results.
 
     Differences, on purpose: a token of probability 0 is never accepted, a draft token that its own distribution cannot
-    have given ends the draft, and where the target's and the draft's distributions are equal up to rounding, nothing
+    have produced ends the draft, and where the target's and the draft's distributions are equal up to rounding, nothing
     raises. The uniforms are ``torch.rand`` on the logits' device.
 
     Parameters
@@ -47,11 +47,11 @@ def speculative_sampling(
     new_logits : Tensor
         ``[1, candidate_length + 1, vocab]``: the target's, processed.
     is_done_candidate : bool or Tensor
-        Of transformers up to 5.19: the draft ends the text, nothing is drawn after it if all is accepted. Later
-        versions have `assistant_ensemble_weight` in this place: a float in (0, 1], or None, is that.
+        In transformers up to 5.19: the draft ends the text, and nothing is drawn after it if all is accepted. Later
+        versions have `assistant_ensemble_weight` in this place: a float in (0, 1], or None, is taken as that.
     assistant_ensemble_weight : float, optional
-        w in (0, 1]: verify against ``w · p + (1 − w) · q`` instead of the target's p, as transformers does.
-        1 is as None.
+        w in (0, 1]: verify against ``w · p + (1 − w) · q`` instead of the target's p, as transformers does. 1 is the
+        same as None.
 
     Returns
     -------
@@ -63,9 +63,9 @@ def speculative_sampling(
     Raises
     ------
     ImportError
-        A transformers that is not known, with the range of those that are.
+        An unknown version of transformers, with the range of known ones.
     ValueError, TypeError
-        As of `verify_chain`; a batch other than 1; a weight outside (0, 1].
+        As `verify_chain`; a batch other than 1; a weight outside (0, 1].
     """
     check_version("speculative_sampling")
     op = "speculative_sampling"

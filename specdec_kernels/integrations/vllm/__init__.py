@@ -40,8 +40,8 @@ def register() -> None:
 
 
 def check_version(version: str) -> None:
-    """RuntimeError unless `version` is one whose samplers this plug-in was written against: what is called the next
-    patch of the newest one, before its release, may hold anything that came since.
+    """RuntimeError unless `version` is one whose samplers this plug-in was written against: a pre-release of the newest
+    one may be of its next patch, and hold anything that came since.
     """
     found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     unreleased = re.search(r"(a|b|rc|dev)\d+", version.partition("+")[0])

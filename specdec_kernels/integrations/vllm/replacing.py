@@ -8,13 +8,13 @@ from typing import Any
 
 
 def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Let `owner` have ``make(stock)`` instead of its function `name`, unless it has one already; the stock one
-    stays reachable as ``__wrapped__``.
+    """Replace `owner`'s function `name` by ``make(stock)``, unless that has been done; the stock one stays reachable as
+    ``__wrapped__``.
 
     Raises
     ------
     RuntimeError
-        It has none: a vLLM that keeps it elsewhere.
+        It has no such function: a vLLM that keeps it elsewhere.
     """
     stock = getattr(owner, name, None)
     if stock is None:

@@ -46,7 +46,7 @@ def patch() -> None:
     replace(SpecDecodeBaseProposer, "_sample_from_logits", make_sample_from_logits)
     replace(Asked, "_validate_spec_decode", make_validate_spec_decode)
     replace(logits_processor, "build_logitsprocs", make_build_logitsprocs)
-    runner = sys.modules.get("vllm.v1.worker.gpu_model_runner")  # imported before: it has a name of its own for it
+    runner = sys.modules.get("vllm.v1.worker.gpu_model_runner")  # if imported before, it has a name of its own for it
     if runner is not None:
         replace(runner, "build_logitsprocs", make_build_logitsprocs)
 
@@ -94,13 +94,13 @@ def from_zero(cumulative: Tensor) -> Tensor:
 
 
 def changes_logits(sampling: Any) -> bool:
-    """Whether something beside temperature, top-k, top-p and min-p touches a row."""
+    """Whether something besides temperature, top-k, top-p and min-p touches a row."""
     budget = sampling.thinking_budget_state_holder
     return (
         not sampling.no_penalties
         or bool(sampling.bad_words_token_ids)
         or sampling.allowed_token_ids_mask is not None
-        # that of the least number of tokens has no requests in `min_toks` most of the time; of others nothing is known
+        # the min-tokens processor mostly has no requests in `min_toks`; of others nothing is known
         or any(getattr(processor, "min_toks", True) for processor in sampling.logitsprocs.non_argmax_invariant)
         or (budget is not None and budget.has_tracked_requests())
     )
@@ -110,7 +110,7 @@ def changed_logits(self: Any, metadata: Any, logits: Tensor, sampling: Any) -> T
     """The rows in float32 after penalties, bad words and the like, by vLLM's own code: draft rows, then bonus rows."""
     rows = logits.to(torch.float32, copy=True)
     drafted, bonus = metadata.target_logits_indices, metadata.bonus_logits_indices
-    # As vLLM, the bonus rows first: a thinking budget keeps count from the one call to the other.
+    # As in vLLM, the bonus rows first: a thinking budget keeps count from one call to the next.
     bonus_rows = self.sampler.apply_logits_processors(rows[bonus], sampling, True)
     rows[drafted] = self.apply_logits_processors(rows[drafted], sampling, metadata)
     rows[bonus] = bonus_rows
@@ -157,7 +157,7 @@ def draw_seeded(parts: Sequence[Tensor], generators: Mapping[int, torch.Generato
 
 def make_rejection_sample(stock: Function) -> Function:
     """``rejection_sample``, whose logits have been cut and divided by the temperature, and whose bonus tokens are drawn
-    already. No row is copied. Synthetic acceptance, FLy and what a version has behind these arguments are left to
+    already. No row is copied. Synthetic acceptance, FLy and arguments that a version has after these are left to
     `stock`.
     """
 
@@ -227,8 +227,8 @@ def apply_top_k_top_p(logits: Tensor, k: Tensor | None, p: Tensor | None) -> Ten
 def make_sample_from_logits(stock: Function) -> Function:
     """``SpecDecodeBaseProposer._sample_from_logits``, of draft models: (tokens, probabilities or None).
 
-    vLLM's own draws a seeded request's drafts without its generator, so that its tokens do not reproduce. `logits` have
-    as many rows for each request, request after request.
+    vLLM's own draws a seeded request's drafts without its generator, so its tokens do not reproduce. `logits` has the
+    same number of rows for each request, request after request.
     """
 
     def sample_from_logits(self: Any, logits: Tensor, sampling_metadata: Any) -> tuple[Tensor, Tensor | None]:

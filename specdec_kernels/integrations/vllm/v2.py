@@ -24,7 +24,7 @@ from .replacing import is_unknown, replace
 
 FOLDER = "vllm.v1.worker.gpu.spec_decode"
 VERIFY = ("rejection_sampler_utils", "rejection_sampler")
-"""The modules that `rejection_sample` is of, and used in under a name of its own."""
+"""The module of `rejection_sample`, and one that uses it under a name of its own."""
 DRAW_DRAFTS = ("speculator", "dspark.speculator")
 """The modules whose drafts `gumbel_sample` draws."""
 
@@ -41,8 +41,8 @@ def make_rejection_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
     """``rejection_sample``: ``(sampled [batch, K + 1] int64, num_sampled [batch] int32)``, −1 after the last token.
 
     The target's logits have been cut and divided by the temperature; the draft's, ``[max_reqs, K, vocab_draft]``, are
-    those of the draft model, and are read where they are. Synthetic acceptance, FLy, watermarks and what a version has
-    behind these arguments are left to `stock`.
+    those of the draft model, and are read where they are. Synthetic acceptance, FLy, watermarks and arguments that a
+    version has after these are left to `stock`.
     """
 
     def rejection_sample(
@@ -63,7 +63,7 @@ def make_rejection_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
         # The rows that hold a draft token are all but the first of a segment.
         drafted = torch.arange(len(target_logits) - batch, device=device, dtype=torch.int32)
         drafted = drafted + 1 + torch.searchsorted(cu[1:].contiguous(), drafted, right=True)
-        drafted = drafted.clamp(max=len(target_logits) - 1)  # rows behind the last segment are of no one
+        drafted = drafted.clamp(max=len(target_logits) - 1)  # rows after the last segment belong to no request
         token_map = None
         if draft_logits is not None:
             vocab = target_logits.shape[1]
@@ -87,14 +87,14 @@ def make_rejection_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 @lru_cache
 def _first_ids(count: int, device: torch.device) -> TokenMap:
-    """Those of a draft's narrower vocabulary: looked at once, as that waits for the device."""
+    """The ids of a draft's narrower vocabulary; made once, as that waits for the device."""
     return TokenMap(torch.arange(count, device=device))
 
 
 def make_gumbel_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
     """``gumbel_sample``, with fresh noise for a drafted token whenever it is drafted anew.
 
-    Of a drafted token `pos` is the position before it and `logits_cache_col` its place in the block.
+    For a drafted token, `pos` is the position before it and `logits_cache_col` its place in the block.
     """
 
     def gumbel_sample(
