@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,6 +104,12 @@ def check_id_tensor(caller: str, name: str, value: object, dtypes: tuple[torch.d
             got = str(value.dtype if value.layout is torch.strided else value.layout)
         names = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
         raise TypeError(f"{caller}: {name} must be an {names} tensor, got {got}")
+
+
+def items(value: Any) -> list[Any]:
+    """What a sequence or an array holds; a text, a 0-d array and whatever else is a lone item."""
+    alone = isinstance(value, (str, bytes)) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0
+    return [value] if alone else list(value)
 
 
 def check_int(caller: str, name: str, value: object, lowest: int, highest: int | None) -> int:

@@ -29,10 +29,15 @@ import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from .checks import check_one_of
 from .flat import LOSSY, FlatLaw
 
 __all__ = ["BiLD", "Chow", "Diff", "Lossy", "Opt", "TargetLaw", "TokenV1", "TokenV2", "TokenV3"]
+
+
+_MOST_ALPHA = float(torch.finfo(torch.float32).max)  # kernels hold it so; infinite is not above infinite
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ class TargetLaw:
 
     def flat(self) -> FlatLaw:
         """As the ops take it."""
-        return FlatLaw(self.number, self._variant(), float(self.alpha), 1.0, self.cascade_bonus)
+        alpha = min(max(float(self.alpha), -_MOST_ALPHA), _MOST_ALPHA)
+        return FlatLaw(self.number, self._variant(), alpha, 1.0, self.cascade_bonus)
 
     def _variant(self) -> bool:
         return False

@@ -41,7 +41,7 @@ class Status(IntFlag):
     id 0. (In `draft_probs`: BAD_DRAFT instead.)"""
     BAD_TOKEN = 8
     """A draft token outside [−1, vocab): the sequence's draft ends before it. Or a given bonus token outside that range
-    where it would be emitted: it is dropped."""
+    where it would be emitted: it is dropped. Of a tree any such node is left out, also one behind an EOS."""
     BAD_PARAM = 16
     """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), an index (an idle
     row), or a uniform (read as 0). Or a row of probabilities, the target's or `sample`'s, that is not a distribution

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.decoding.grammars import DRAFTERS, END, NEW, Residues
+from python_tests.decoding.grammars import DRAFTERS, END, NEW, WIDE, Residues
 from python_tests.decoding.models import NarrowTable, TableRunner, near, prompts, tiny
 from python_tests.decoding.schedules import table
 from python_tests.decoding.tree_models import Fixed, TreeTable
@@ -202,8 +202,8 @@ def test_a_sequence_whose_rows_are_known_is_not_asked_again() -> None:
     grammar, tokens = Residues(2, 61), np.array([[3, 6, 9], [6, 9, 12]])
     masks = Masks(grammar, 61, torch.tensor([END]))
     for limits in ([3, -1], [3, 2], [3, 3]):
-        rows, reached = masks.along(tokens, np.array(limits))
-        assert reached.sum(1).tolist() == [1 + limit for limit in limits]
+        rows, reached, behind = masks.along(tokens, np.array(limits))
+        assert not behind.any() and reached.sum(1).tolist() == [1 + limit for limit in limits]
     assert grammar.looked_at == 3 + 2 + 3
     assert all(torch.equal(rows[b, i], grammar.row(b, tokens[b, :i])) for b in range(2) for i in range(4))
 
@@ -298,10 +298,10 @@ def uncut(logits: Tensor, params: Any, processors: sk.Processors) -> Tensor:
 
 
 def of_the_parent(self: Masks, tokens: Any, limits: Any, parents: Any = None) -> Any:
-    rows, reached = ALONG(self, tokens, limits, parents)
+    rows, *reached = ALONG(self, tokens, limits, parents)
     above = np.broadcast_to(np.arange(-1, rows.shape[1] - 1), rows.shape[:2]) if parents is None else parents
     index = torch.from_numpy(above.clip(0)).long()[..., None].expand(rows.shape)
-    return rows.gather(1, index), reached
+    return rows.gather(1, index), *reached
 
 
 ALONG = Masks.along
@@ -347,6 +347,39 @@ def test_a_barred_node_flags_nothing_and_a_text_without_a_way_on_does() -> None:
     for drafter in (sk.NoDrafter(), Fixed(BARS, [5, 2, 1, 5, 0, 1, 3, 0])):
         out = sk.generate(TreeTable(table), ids, drafter=drafter, grammar=Narrow(2, vocab), processors=free, **kw)
         assert out.status.tolist() == [0, 0]
+
+
+class DeadEnds(Residues):
+    """Bars every id after every third token."""
+
+    def allowed(self, text: list[int]) -> list[int]:
+        return super().allowed(text) if len(text) % 3 else []
+
+    def commit(self, tokens: list[np.ndarray]) -> None:
+        for b, new in enumerate(tokens):
+            for token in new.tolist():
+                assert token in (self.allowed(self.texts[b]) or [0])
+                self.texts[b].append(token)
+        self.asked.clear()
+
+
+@pytest.mark.parametrize("token", [0, 5])
+@pytest.mark.parametrize("drafter", ["chain", "tree"])
+def test_texts_go_on_behind_dead_ends_as_without_drafts(drafter: str, token: int) -> None:
+    """Where every id is barred, id 0 comes; what follows it is barred as ever."""
+    ids, mask = prompts(3, 9, 6)
+    target, vocab = tiny("llama", 1), tiny("llama", 1).config.vocab_size
+    drafted = [token] * (WIDE.num_nodes - 1) if drafter == "tree" else [token] * 4
+    tree = WIDE if drafter == "tree" else sk.DraftTree.cartesian([1] * 4)
+    outs = [
+        sk.generate(
+            target, ids, attention_mask=mask, drafter=each, grammar=DeadEnds(3, vocab), max_new_tokens=NEW,
+            num_speculative_tokens=4, eos_token_id=[], acceptance="greedy",
+        )
+        for each in (sk.NoDrafter(), Fixed(tree, drafted))
+    ]  # fmt: skip
+    assert torch.equal(outs[0].tokens, outs[1].tokens) and bool((outs[0].tokens[:, ::3] == 0).all())
+    assert outs[0].status.tolist() == outs[1].status.tolist() == [sk.Status.EMPTY_ROW] * 3
 
 
 class Through(Drafter):

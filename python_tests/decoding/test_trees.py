@@ -302,6 +302,31 @@ def test_a_branch_that_goes_on_counts_as_far_as_it_goes() -> None:
     assert counts == [(7, 5 * 4 + 3 + 1, 7, 6), (14, 10 * 4 + 3 + 2 + 1, 0, 13)]
 
 
+def compiled(kind: str) -> Any:
+    model = tiny("llama", 1)
+    if kind == "wrapped":
+        return torch.compile(model, backend="eager")
+    if kind == "in place":
+        model.compile(backend="eager")
+    else:
+        model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+@pytest.mark.parametrize("kind", ["wrapped", "in place", "forward"])
+def test_trees_of_a_compiled_target(kind: str) -> None:
+    """Whatever was compiled before; drafters that read its hidden states are refused."""
+    torch.compiler.reset()
+    model, ids = compiled(kind), torch.tensor([[5, 6, 7, 5, 6]])
+    options: dict[str, Any] = {"max_new_tokens": 16, "sampling": sk.SamplingParams(0.0), "num_speculative_tokens": 3}
+    drafters = (sk.NoDrafter(), sk.NgramDrafter(), sk.NgramTreeDrafter(num_nodes=4))
+    first, *others = (decode(model, ids, drafter=drafter, **options).tokens for drafter in drafters)
+    assert all(torch.equal(first, other) for other in others)
+    with pytest.raises(ValueError, match="MedusaDrafter needs the target's hidden states, .* nor any compiled model"):
+        decode(model, ids, drafter=medusa(tiny("llama", 1)), **options)
+    torch.compiler.reset()
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 

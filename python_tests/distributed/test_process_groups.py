@@ -97,6 +97,22 @@ def test_more_ranks(tmp_path: Path, world: int) -> None:
     check(on_processes(world, tmp_path, every_case, [world], list(RULES)), [2 * len(RULES)] * world)
 
 
+def from_outside(rank: int) -> str:
+    """What a rank is told of a group that it is not in."""
+    group = dist.new_group([0])
+    if rank == 0:
+        return ""
+    with pytest.raises(ValueError) as caught:
+        sk.distributed.verify_chain(**columns(make("token", 2800), (1300, 1500), rank), group=group)
+    return str(caught.value)
+
+
+def test_a_rank_outside_the_group_is_refused(tmp_path: Path) -> None:
+    assert on_processes(2, tmp_path, from_outside)[1] == (
+        "distributed.verify_chain: group must have this rank in it, and has not"
+    )
+
+
 def until_one_is_gone(rank: int, ends: bool) -> str:
     """The last rank ends, or sleeps, before its second call; what the others are told."""
     widths = (1300, 1500, 600)

@@ -276,6 +276,35 @@ def test_processors_see_texts_that_can_be(drafted: str) -> None:
         assert 0 not in text[9:], "no draft has that"
 
 
+@pytest.mark.parametrize("value", [-torch.inf, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("trees", [False, True])
+def test_rows_behind_one_that_is_wholly_barred_are_processed(value: float, trees: bool) -> None:
+    """Such a row emits id 0, or any where all are alike: its drafted token may be accepted."""
+    model, _ = PAIRS["llama"]()
+    ids = torch.tensor([[9, 8, 7] + [0, 5, 6] * 3]).repeat(24, 1)
+    if value > -torch.inf:
+        ids[:, -3] = ids[:, -6] = torch.arange(24)  # lookups draft various ids there
+
+    def bars(text: Tensor, scores: Tensor) -> Tensor:
+        kept = torch.full_like(scores, value)
+        if text.shape[1] % 3:
+            kept[:, 5:7] = scores[:, 5:7]
+        return kept
+
+    options: dict[str, Any] = {"logits_processor": [bars], "max_new_tokens": 12, "eos_token_id": -1, "top_k": 0}
+    options |= {"do_sample": value > -torch.inf}
+    torch.manual_seed(2)
+    if trees:
+        out = model.generate(ids, custom_generate=generate, drafter=sk.NgramTreeDrafter(max_depth=4), **options)
+    else:
+        with assisted_generation():
+            out = model.generate(ids, prompt_lookup_num_tokens=4, **options)
+    behind = out[:, 12:].view(24, 4, 3)[:, :, 1:]
+    assert bool(((behind == 5) | (behind == 6)).all())
+    if value == -torch.inf:
+        assert torch.equal(out, model.generate(ids, **options))
+
+
 @pytest.mark.parametrize("drafts", [False, True])
 def test_a_draft_goes_on_from_a_token_that_it_bars(drafts: bool) -> None:
     """A recovered token may be one; as a draft token of the target's it would be impossible, and its row of no use."""

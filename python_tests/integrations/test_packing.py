@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -36,6 +37,27 @@ def test_the_plain_result_and_the_same_bits_at_every_row_count() -> None:
     assert torch.equal(net(x), plain)
     assert not packing.is_packed(net) and all("forward" not in vars(m) for m in net.modules())
     packed.undo()
+
+
+@torch.inference_mode()
+def test_other_inputs_and_autocast_are_the_plain_layers() -> None:
+    net, x = Net(), torch.randn(3, 96)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = net(x)
+    with sk.pack_linear_weights(net), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(net(x), cast) and cast.dtype == torch.bfloat16
+    with sk.pack_linear_weights(net), pytest.raises(RuntimeError, match="dtype"):
+        net(x.double())
+
+
+def test_a_packed_model_is_not_pickled() -> None:
+    net = Net()
+    with (
+        sk.pack_linear_weights(net),
+        pytest.raises(TypeError, match="a packed model cannot be pickled; undo the packing"),
+    ):
+        pickle.dumps(net)
+    assert pickle.loads(pickle.dumps(net)).second.weight.equal(net.second.weight)
 
 
 def test_what_cannot_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,7 @@ UNLIKELY = [  # (law, the target's logit of 1, the draft's, accepted): p(1) = e^
     (laws.BiLD(12.0), -95.0, -2.0, True),  # −Σ q log p = 0.12 · 95 + 0.07 = 11.3
     (laws.BiLD(11.0), -95.0, -2.0, False),
     (laws.BiLD(1e30), -torch.inf, -2.0, False),
+    (laws.BiLD(1e39), -torch.inf, -2.0, False),
     (laws.BiLD(96.0, distance="argmax"), -95.0, 2.0, True),
     (laws.BiLD(95.0, distance="argmax"), -95.0, 2.0, False),
 ]

@@ -212,7 +212,8 @@ def _plot(arguments: argparse.Namespace, line: str) -> None:
 
 def _rows(found: dict[str, Any], key: str = "rows") -> list[dict[str, Any]]:
     """The rows of a plan's own report, or of a result file."""
-    rows: list[dict[str, Any]] = found[key] if key in found else found["rows"]
+    name = key if key in found else "rows"
+    rows: list[dict[str, Any]] = found[name]
     if not rows:
-        raise KeyError(key)
+        raise ValueError(f"its {name} are none")
     return rows

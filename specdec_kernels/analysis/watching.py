@@ -230,6 +230,7 @@ class _WatchedRunner(Runner):
         log = self._log
         state, draft = log.state, log.draft
         assert state is not None and draft is not None and logits is not None
+        state, draft = masked(state, draft)
         width = draft.tokens.shape[1]  # the target's rows are padded to few widths, a cascade's draft has one more
 
         def cut(rows: Tensor | None) -> Any:
@@ -238,7 +239,7 @@ class _WatchedRunner(Runner):
         stats = draft.stats and RowStats(*(cut(part) for part in draft.stats))
         out = verify_chain(
             logits[:, : width + 1], draft.tokens, cut(draft.logits), seeds=state.seeds, step=0,
-            params=state.effective_sampling, processors=masked(state, draft).processors, draft_params=draft.params,
+            params=state.effective_sampling, processors=state.processors, draft_params=draft.params,
             draft_probs=cut(draft.probs), draft_stats=stats, draft_token_map=draft.token_map,
             num_draft_tokens=draft.num_draft_tokens, return_acceptance=True,
         )  # fmt: skip

@@ -79,7 +79,10 @@ def _check_tree_drafter(runner: Runner, drafter: TreeDrafter, target_law: Target
     if not runner.takes_trees:
         raise ValueError(f"generate: {name} needs a decoder-only target that takes trees, got {runner.name}")
     if drafter.reads_hidden and runner.hidden_size is None:
-        raise ValueError(f"generate: {name} needs the target's hidden states, which {runner.name} does not give")
+        raise ValueError(
+            f"generate: {name} needs the target's hidden states, which {runner.name} does not give, "
+            "nor any compiled model"
+        )
     if target_law is not None:
         raise ValueError(f"generate: target_law must be None for the one-hot trees of {name}, got {target_law!r}")
 

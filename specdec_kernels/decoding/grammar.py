@@ -20,8 +20,9 @@ class Grammar(ABC):
 
     A step calls ``fill`` or ``fill_last`` while its draft is made and again for what remains of the draft, verifies,
     and calls ``commit``. A draft, or a tree, may be anything: what the grammar bars is rejected, so the text is that of
-    plain decoding with the grammar. A `Grammar` follows the texts of one call; make another for the next call. One for
-    "every other token is even"::
+    plain decoding with the grammar, unless it comes to where processors and grammar together bar every id (the grammar
+    alone may). A `Grammar` follows the texts of one call; make another for the next call. One for "every other token is
+    even"::
 
         class Alternating(Grammar):
             def __init__(self, batch):
@@ -134,7 +135,7 @@ class Masks:
 
     def along(
         self, tokens: NDArray[np.int64], limits: NDArray[np.int64], parents: NDArray[np.int64] | None = None
-    ) -> tuple[Tensor, NDArray[np.bool_]]:
+    ) -> tuple[Tensor, NDArray[np.bool_], NDArray[np.bool_]]:
         """What may follow each node of drafted trees, chains where there are no `parents`; node 0 is the text's last
         token.
 
@@ -150,8 +151,9 @@ class Masks:
         Returns
         -------
         tuple
-            ``[batch, num_nodes, ceil(vocab / 32)]`` int32 on the CPU, and ``[batch, num_nodes]`` bool: which nodes can
-            be reached, i.e. neither their tokens nor those above are barred. All other rows have all their bits.
+            ``[batch, num_nodes, ceil(vocab / 32)]`` int32 on the CPU, and two of ``[batch, num_nodes]`` bool: which
+            nodes can be reached, i.e. neither their tokens nor those above are barred (all other rows have all their
+            bits); and which lie behind a row that bars every id.
         """
         batch, num_nodes = len(tokens), tokens.shape[1] + 1
         if parents is None:
@@ -161,10 +163,13 @@ class Masks:
             lengths = np.minimum(real.cumprod(1).sum(1), limits)
             self._ask([None if n < 0 else row[:n] for row, n in zip(tokens, lengths, strict=True)])
         rows = torch.full((batch, num_nodes, len(self._real)), -1, dtype=torch.int32, device="cpu")
-        bits = rows.numpy()
+        bits, every = rows.numpy(), self._real.numpy()
+        behind = np.zeros((batch, num_nodes), dtype=np.bool_)
         paths: list[SomeDrafts] = [[None if limit < 0 else tokens[b, :0] for b, limit in enumerate(limits)]]
         rows[:, 0] = self._after(paths[0])
         for node in range(1, num_nodes):
+            each = np.arange(batch), parents[:, node]
+            behind[:, node] = behind[each] & (parents[:, node] >= 0)
             path: SomeDrafts = [None] * batch
             for b, (token, parent) in enumerate(
                 zip(tokens[:, node - 1].tolist(), parents[:, node].tolist(), strict=True)
@@ -172,11 +177,12 @@ class Masks:
                 above = paths[parent][b] if parent >= 0 else None
                 if above is None or self._key(b, above) is None or len(above) >= limits[b]:
                     continue
+                behind[b, node] = not (bits[b, parent] & every).any()
                 if 0 <= token < self._vocab_size and bits[b, parent, token // 32] >> token % 32 & 1:
                     path[b] = np.append(above, token)
             paths.append(path)
             rows[:, node] = self._after(path)
-        return rows, np.array([[path is not None for path in column] for column in paths]).T
+        return rows, np.array([[path is not None for path in column] for column in paths]).T, behind
 
     def commit(self, tokens: Drafts) -> None:
         """As `Grammar.commit`."""

@@ -9,11 +9,13 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..drafters.base import Draft, Drafter, TreeDrafter
 from ..processors import Processors
 from ..tree import DraftTree
+from ..types import PLACEHOLDER_TOKEN_ID
 from .runner import Runner
 from .schedule import Schedule
 from .state import DecodingState, StepResult
@@ -95,7 +97,8 @@ class Steps:
         if state.asks_drafter(num_tokens):
             self.drafter.prepare(at_step)
         draft = self._propose(at_step, num_tokens, schedule.round_up)
-        return verify_step(masked(at_step, draft), self.runner, draft, state.longest, None, self.ends)
+        at_step, draft = masked(at_step, draft)
+        return verify_step(at_step, self.runner, draft, state.longest, None, self.ends)
 
     def _fetch(self, launched: Any) -> np.ndarray:
         """The stop check: the one transfer of a step, and the only point that waits for the device."""
@@ -151,16 +154,22 @@ def _check_tree(caller: str, drafter: Drafter, draft: Draft, tree: DraftTree, ba
         raise ValueError(f"{caller} must give {expected} tokens, got {list(draft.tokens.shape)}")
 
 
-def masked(state: DecodingState, draft: Draft) -> DecodingState:
-    """The state with the mask that its grammar, if it has one, makes for `draft`; waits for the draft."""
+def masked(state: DecodingState, draft: Draft) -> tuple[DecodingState, Draft]:
+    """The state with the mask that its grammar, if it has one, makes for `draft`; waits for the draft, which ends where
+    the grammar bars every id: such a row emits id 0 by itself.
+    """
     if state.masks is None:
-        return state
+        return state, draft
     limits = state.host_limits
     if draft.num_draft_tokens is not None:
         limits = np.minimum(limits, draft.num_draft_tokens.cpu().numpy())
     parents = None
     if draft.tree is not None:
         parents = draft.tree.parents.expand(state.batch_size, -1).cpu().numpy()
-    rows, _ = state.masks.along(draft.tokens.cpu().numpy(), np.where(state.host_active, limits, -1), parents)
+    tokens = draft.tokens.cpu().numpy()
+    rows, _, behind = state.masks.along(tokens, np.where(state.host_active, limits, -1), parents)
+    if behind.any():  # which the tokens before it tell, and not the token itself: this biases nothing
+        lost = torch.from_numpy(behind[:, 1:]).to(state.device)
+        draft = replace(draft, tokens=draft.tokens.masked_fill(lost, PLACEHOLDER_TOKEN_ID))
     processors = state.processors or Processors()
-    return replace(state, processors=processors.with_bitmask(rows.to(state.device)))
+    return replace(state, processors=processors.with_bitmask(rows.to(state.device))), draft

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import ID_DTYPES, check_id_tensor, check_instance, check_int, check_tensor
+from ..checks import ID_DTYPES, check_id_tensor, check_instance, check_int, check_tensor, items
 from ..ops._common import check_params
 from ..sampling import SamplingParams
 from ..types import MASK_DTYPES, TokenMap
@@ -64,8 +64,7 @@ class Request:
         """``[num_eos]`` int64 ids that end a sequence, or None; raises for invalid ids."""
         wanted: Any = runner.end_ids if self.eos_token_id is None else self.eos_token_id
         got = type(wanted).__name__
-        one = isinstance(wanted, (str, bytes)) or not isinstance(wanted, Iterable) or getattr(wanted, "ndim", 1) == 0
-        given = [wanted] if one else list(wanted)
+        given = items(wanted)
         try:
             if any(isinstance(i, bool) for i in given):  # which Python takes for 0 and 1
                 raise TypeError

@@ -31,11 +31,12 @@ class Exchange:
 
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError(f"{OP}: torch.distributed must be initialised, and is not")
-        if group is not None:
+        outside = group is dist.GroupMember.NON_GROUP_MEMBER  # what `new_group` gives to ranks that it leaves out
+        if group is not None and not outside:
             check_instance(OP, "group", group, dist.ProcessGroup, "a ProcessGroup or None")
-        self.group, self.rank, self.world = group, dist.get_rank(group), dist.get_world_size(group)
-        if self.rank < 0:
+        if outside or dist.get_rank(group) < 0:
             raise ValueError(f"{OP}: group must have this rank in it, and has not")
+        self.group, self.rank, self.world = group, dist.get_rank(group), dist.get_world_size(group)
         self.sent: dict[str, int] = {}
         self.launches: Counter[str] = Counter()
 

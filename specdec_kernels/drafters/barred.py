@@ -113,5 +113,5 @@ class Barred:
         if self._masks is None:
             return tokens
         drafted = (tokens >= 0).any(1)  # a sequence without a draft may have ended
-        _, reached = self._masks.along(tokens, np.where(drafted, limits, -1), parents)
+        _, reached, _ = self._masks.along(tokens, np.where(drafted, limits, -1), parents)
         return np.where(reached[:, 1:], tokens, PLACEHOLDER_TOKEN_ID)

@@ -31,7 +31,7 @@ def shard_stats(
     logits: Tensor, params: SamplingParams | None = None, *, probs: bool = False, backend: str | None = None
 ) -> ShardStats:
     """One pass over a shard of every row: its tiles' maxima and masses, from which `merge_shards` makes the whole row's
-    distribution, bit for bit as if it had been read in one piece.
+    distribution, bit for bit as if it had been read in one piece (by the reference above 1024 ids only).
 
     Parameters
     ----------

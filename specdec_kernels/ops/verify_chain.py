@@ -97,11 +97,11 @@ def verify_chain(
 
     A draft token that Q cannot have produced ends the sequence's draft before it and sets `Status.BAD_DRAFT`. The rule
     goes on as if there were no more draft tokens, so what is emitted still has the target's distribution. Such a token
-    is noticed only where Q is read: in "token" up to the first rejection, but not where P is all on one id (unless
-    `target_law` is a cascade); in "block" up to the first x with ``P(x) = 0`` (``π(x)`` with a `target_law`), whatever
-    the coins say; in "match" and "greedy" never. Its ``Q(x)`` is 0 (x is cut off by the given `draft_params` or
-    `draft_stats`, has a logit of −inf or a probability of 0, or is not in the reduced vocabulary) or above 1.01; from 1
-    to 1.01 it counts as a rounded 1. Or Q is not a distribution:
+    is noticed only where Q is read: in "token" up to the first rejection, but not at temperature 0, at a +inf or where
+    no id is possible (unless `target_law` is a cascade); in "block" up to the first x with ``P(x) = 0`` (``π(x)`` with
+    a `target_law`), whatever the coins say; in "match" and "greedy" never. Its ``Q(x)`` is 0 (x is cut off by the given
+    `draft_params` or `draft_stats`, has a logit of −inf or a probability of 0, or is not in the reduced vocabulary) or
+    above 1.01; from 1 to 1.01 it counts as a rounded 1. Or Q is not a distribution:
 
     - `draft_probs`: one is NaN, +inf or negative, or their sum is not within 0.01 of 1 (a −inf counts as 0);
     - `draft_stats`: the max or the cutoff is NaN, the cutoff exceeds the max, or the normalizer is not in [0.99, 1.01

@@ -39,7 +39,9 @@ class TransformersRunner(Runner):
         self._whole = model
         self.model = model = model if token_map is None else narrowed(model, token_map)
         self.name = type(model).__name__
-        self.vocab_size, self.hidden_size = model.get_output_embeddings().weight.shape
+        self.vocab_size, hidden_size = model.get_output_embeddings().weight.shape
+        # Compiled code may have been traced without the hook that hears them, and is used again with it.
+        self.hidden_size = None if is_compiled(model) else hidden_size
         self.num_embeddings = len(model.get_input_embeddings().weight)
         self.device, self.dtype = model.device, model.dtype
         self.max_length = max_length(model.config)
@@ -71,6 +73,12 @@ def has_hooks(model: Any) -> bool:
     # In copies: other threads may be adding and removing theirs.
     hooks = chain.from_iterable(tuple(found.values()) for found in (*of_all, *chain.from_iterable(each)))
     return any(not str(getattr(hook, "__module__", "")).startswith(_OWN_HOOKS) for hook in hooks)
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether `torch.compile` has wrapped it, its calls or its method."""
+    calls = getattr(model, "_compiled_call_impl", None)
+    return "_orig_mod" in model._modules or calls is not None or hasattr(model.forward, "_torchdynamo_orig_callable")
 
 
 @torch.no_grad()
@@ -129,12 +137,14 @@ class DecoderRunner(TransformersRunner):
         output = self._run(self.model if need_logits else self.model.base_model, tokens, place.positions, masks)
         return output.logits if need_logits else None
 
-    def forward_tree(self, tokens: Tensor, starts: Tensor, tree: DraftTree, bound: int) -> tuple[Tensor, Tensor]:
+    def forward_tree(self, tokens: Tensor, starts: Tensor, tree: DraftTree, bound: int) -> tuple[Tensor, Tensor | None]:
         assert self.cache is not None
         place = self.cache.place(starts, tree.num_nodes, bound)
         masks = {
             kind: tree_mask(tree, starts, place.visible, self.dtype, window) for kind, window in self._windows.items()
         }
+        if self.hidden_size is None:
+            return self._run(self.model, tokens, starts[:, None] + tree.position_ids, masks).logits, None
         # What enters the LM head: models differ in what they do to it before, and to the logits after.
         # Other threads may be running the same model.
         hidden: list[Tensor] = []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from ...checks import LOGIT_DTYPES
+from torch import Tensor
+
+from ...checks import LOGIT_DTYPES, items
 
 DECODERS = frozenset(
     "cohere cohere2 ernie4_5 exaone4 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neox gpt_oss granite helium llama "
@@ -16,6 +17,7 @@ DECODERS = frozenset(
 ENCODER_DECODERS = frozenset({"t5", "mt5"})
 """``config.model_type`` of the encoder-decoders served."""
 
+_DYNAMIC = "torch.ao.nn.quantized.dynamic"  # where such layers come from
 _LEARNED_POSITIONS = frozenset({"gpt2"})
 _ONE_WINDOW = frozenset({"mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2"})  # one window for every layer
 
@@ -46,6 +48,11 @@ def _why_not(model: Any) -> str | None:
         return f"model type {model_type!r} is not among those whose cache and positions are understood ({known})"
     if not callable(getattr(model, "get_output_embeddings", None)) or model.get_output_embeddings() is None:
         return "it has no language-model head"
+    weight = getattr(model.get_output_embeddings(), "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        return "its language-model head has no weight [vocab, hidden]"
+    if any(type(module).__module__.startswith(_DYNAMIC) for module in model.modules()):
+        return "its layers are quantised dynamically: a row's logits would depend on the rows beside it"
     if model_type not in ENCODER_DECODERS and getattr(config, "add_cross_attention", False):
         return "a decoder with cross attention needs an encoder's states"
     if getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True):
@@ -107,9 +114,7 @@ def end_ids(model: Any) -> tuple[int, ...]:
     """The ids that its generation config names as ends; where it has none, its config."""
     config = getattr(model, "generation_config", None) or getattr(model, "config", None)
     named = getattr(config, "eos_token_id", None)
-    if named is None:
-        return ()
-    return tuple(named) if isinstance(named, Iterable) else (named,)
+    return () if named is None else tuple(items(named))
 
 
 def prompt_padding(model: Any) -> int | None:

@@ -62,7 +62,8 @@ def pack_linear_weights(model: nn.Module) -> PackedWeights:
 
     Takes the memory of those weights a second time. The result differs from the plain layer's by rounding. The
     parameters and the state dict stay as they are; a weight changed afterwards is not seen until the layers are packed
-    again. A copy of the model is not packed.
+    again. A copy of the model is not packed, and a packed model cannot be pickled. Inputs that are not float32, and
+    calls under autocast, go to the plain layer.
 
     Parameters
     ----------
@@ -127,9 +128,12 @@ class _PackedForward:
     def __init__(self, layer: nn.Linear) -> None:
         self._layer, self._features = id(layer), layer.in_features
         self._bias = None if layer.bias is None else layer.bias.detach()
+        self._plain = layer.weight
         self._weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), None)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+            return nn.functional.linear(x, self._plain, self._bias)
         rows = x.reshape(-1, self._features)
         missing = _MIN_ROWS - rows.shape[0]
         if missing > 0:
@@ -138,6 +142,9 @@ class _PackedForward:
         if missing > 0:
             y = y[:-missing]
         return y.view(*x.shape[:-1], y.shape[-1])
+
+    def __reduce__(self) -> Any:
+        raise TypeError("pack_linear_weights: a packed model cannot be pickled; undo the packing first")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         layer = memo.get(self._layer)

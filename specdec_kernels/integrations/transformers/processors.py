@@ -222,7 +222,7 @@ class ProcessedRunner(Runner):
         known: dict[tuple[int, ...], int] = {}  # by text: nodes that a sequence lacks all have the same id
         for i, (parent, token) in enumerate(zip(parents, tokens.tolist(), strict=True)):
             text = before if i == 0 else texts[parent] if parent >= 0 else None
-            if i > 0 and text is not None and not self._drafts and float(self.rows[b, parent, token]) <= _IMPOSSIBLE:
+            if i > 0 and text is not None and not self._drafts and not _may_follow(self.rows[b, parent], token):
                 text = None
             if text is not None and token in self._ends and len(text) >= self._prompts.shape[1]:
                 text = None
@@ -234,3 +234,14 @@ class ProcessedRunner(Runner):
                     made = self._processors[b](text[None], self.rows[b : b + 1, i])[0]
                 self.rows[b, i] = made
             texts.append(text)
+
+
+def _may_follow(row: Tensor, token: int) -> bool:
+    """Whether a token of a processed row can be emitted. If all are barred, those of the highest logit can be; if all
+    are −inf, id 0.
+    """
+    logit = float(row[token])
+    if logit > _IMPOSSIBLE:
+        return True
+    most = float(row.max())
+    return token == 0 if most == -math.inf else logit == most
