@@ -370,6 +370,16 @@ def test_a_config_s_end_id_of_minus_one_ends_nothing() -> None:
     assert out.num_tokens.tolist() == [8]
 
 
+@pytest.mark.parametrize("ends", [7, [7], (7, 9), torch.tensor(7), torch.tensor([7, 9]), np.array(7)], ids=repr)
+def test_a_config_s_end_ids_may_be_any_ids(ends: Any) -> None:
+    target, (ids, _) = tiny("llama"), prompts(4)
+    target.generation_config.eos_token_id = ends
+    out = sk.generate(
+        target, ids, drafter=sk.NoDrafter(), processors=sk.Processors(logit_bias={7: 99.0}), max_new_tokens=8
+    )
+    assert out.tokens[0, 0] == 7 and out.num_tokens.tolist() == [1]
+
+
 def test_status_tells_of_bad_logits() -> None:
     target = TableRunner.random()
     target.table[:, :, 5] = float("nan")
