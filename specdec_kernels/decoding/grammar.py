@@ -153,7 +153,7 @@ class Masks:
         tuple
             ``[batch, num_nodes, ceil(vocab / 32)]`` int32 on the CPU, and two of ``[batch, num_nodes]`` bool: which
             nodes can be reached, i.e. neither their tokens nor those above are barred (all other rows have all their
-            bits); and which lie behind a row that bars every id.
+            bits); and which come right behind a row that bars every id.
         """
         batch, num_nodes = len(tokens), tokens.shape[1] + 1
         if parents is None:
@@ -168,8 +168,6 @@ class Masks:
         paths: list[SomeDrafts] = [[None if limit < 0 else tokens[b, :0] for b, limit in enumerate(limits)]]
         rows[:, 0] = self._after(paths[0])
         for node in range(1, num_nodes):
-            each = np.arange(batch), parents[:, node]
-            behind[:, node] = behind[each] & (parents[:, node] >= 0)
             path: SomeDrafts = [None] * batch
             for b, (token, parent) in enumerate(
                 zip(tokens[:, node - 1].tolist(), parents[:, node].tolist(), strict=True)
