@@ -170,7 +170,9 @@ def test_a_file_of_something_else(text: str, tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "x.json").write_text(text)
     assert cli.main(["plot", "batch", str(tmp_path / "x.json")]) == 2
     said = capsys.readouterr().err
-    assert "does not hold what batch is drawn from" in said and ("rows" not in text or "its rows are none" in said)
+    assert "does not hold what batch is drawn from" in said and (
+        "rows" not in text or "its rows must not be empty" in said
+    )
 
 
 def test_a_damaged_folder_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def test_a_packed_model_is_not_pickled() -> None:
     net = Net()
     with (
         sk.pack_linear_weights(net),
-        pytest.raises(TypeError, match="a packed model cannot be pickled; undo the packing"),
+        pytest.raises(TypeError, match="layers must be put back .PackedWeights.undo. before a model is pickled"),
     ):
         pickle.dumps(net)
     assert pickle.loads(pickle.dumps(net)).second.weight.equal(net.second.weight)

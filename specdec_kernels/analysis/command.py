@@ -215,5 +215,5 @@ def _rows(found: dict[str, Any], key: str = "rows") -> list[dict[str, Any]]:
     name = key if key in found else "rows"
     rows: list[dict[str, Any]] = found[name]
     if not rows:
-        raise ValueError(f"its {name} are none")
+        raise ValueError(f"its {name} must not be empty")
     return rows

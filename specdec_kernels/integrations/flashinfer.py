@@ -35,7 +35,17 @@ from torch import Tensor
 
 from ..backends.reference.law import accept_token
 from ..backends.reference.rows import named, slots_upto
-from ..checks import FLOAT_DTYPES, INT32, LOGIT_DTYPES, check_flag, check_given, check_one_of, check_tensor, shape_error
+from ..checks import (
+    FLOAT_DTYPES,
+    INT32,
+    LOGIT_DTYPES,
+    check_flag,
+    check_given,
+    check_int,
+    check_one_of,
+    check_tensor,
+    shape_error,
+)
 from ..ops.mask_logits_ import mask_logits_
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
@@ -223,6 +233,7 @@ def top_k_top_p_sampling_from_logits(
     (the ids that both keep of the whole row, which copies the rows, with `indices` those that it names).
     """
     op = "top_k_top_p_sampling_from_logits"
+    _check_bound(op, top_k_max)
     cuts, joint = {"top_k": top_k, "top_p": top_p}, _is_joint(op, filter_apply_order)
     return _draw(op, "logits", logits, cuts, indices, generator, check_nan, seed, offset, joint)[0]
 
@@ -244,6 +255,7 @@ def top_k_top_p_sampling_from_probs(
     """`sampling_from_probs` after top-k and top-p, as in `top_k_top_p_sampling_from_logits`."""
     op = "top_k_top_p_sampling_from_probs"
     check_flag(op, "return_valid", return_valid)
+    _check_bound(op, top_k_max)
     cuts, joint = {"top_k": top_k, "top_p": top_p}, _is_joint(op, filter_apply_order)
     drawn = _draw(op, "probs", probs, cuts, indices, generator, check_nan, seed, offset, joint)
     return drawn if return_valid else drawn[0]
@@ -358,6 +370,11 @@ def chain_speculative_sampling(
     return out.tokens.int(), counts[0], counts[1]
 
 
+def _check_bound(op: str, top_k_max: int | None) -> None:
+    if top_k_max is not None and not isinstance(top_k_max, np.integer):
+        check_int(op, "top_k_max", top_k_max, -(2**63), None)
+
+
 def _is_joint(op: str, order: str) -> bool:
     """Whether top-k and top-p each look at the whole row."""
     check_one_of(op, "filter_apply_order", order, ("top_k_first", "joint"))
@@ -438,7 +455,11 @@ def _draw(
         of_rows = indices.long().clamp(0, len(given) - 1)
         cuts = {
             cut: value[of_rows]
-            if isinstance(value, Tensor) and value.shape == given.shape[:1] and value.device == given.device
+            if isinstance(value, Tensor)
+            and value.layout is torch.strided
+            and not value.is_quantized
+            and value.shape == given.shape[:1]
+            and value.device == given.device
             else value
             for cut, value in cuts.items()
         }

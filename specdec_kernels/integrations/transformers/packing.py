@@ -144,7 +144,7 @@ class _PackedForward:
         return y.view(*x.shape[:-1], y.shape[-1])
 
     def __reduce__(self) -> Any:
-        raise TypeError("pack_linear_weights: a packed model cannot be pickled; undo the packing first")
+        raise TypeError("pack_linear_weights: layers must be put back (PackedWeights.undo) before a model is pickled")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         layer = memo.get(self._layer)
