@@ -130,11 +130,10 @@ def one_hot_rule(target: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
     return assemble(draft_tokens, accepted, recover(pick(target, accepted), q, accepted == num_draft))
 
 
-def match_rule(target: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """A token drawn at every position; the draft is kept while it agrees."""
-    drawn = one_of(target.flatten(0, 1)).view(target.shape[:2])
-    accepted = prefix(draft_tokens == drawn[:, :-1])
-    return assemble(draft_tokens, accepted, pick(drawn, accepted))
+def agreeing(wanted: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The draft while it agrees with what is `wanted` at every position ``[batch, num_draft + 1]``."""
+    accepted = prefix(draft_tokens == wanted[:, :-1])
+    return assemble(draft_tokens, accepted, pick(wanted, accepted))
 
 
 def block_rule(target: Tensor, draft: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,12 +178,10 @@ def verify(
     drafting.
     """
     if case.greedy:
-        wanted = target_logits.argmax(-1)
-        accepted = prefix(draft_tokens == wanted[:, :-1])
-        return assemble(draft_tokens, accepted, pick(wanted, accepted))
+        return agreeing(target_logits.argmax(-1), draft_tokens)
     target = target_logits if case.of_probs else law(target_logits, case.params, warp)
     if case.acceptance == "match":
-        return match_rule(target, draft_tokens)
+        return agreeing(one_of(target.flatten(0, 1)).view(target.shape[:2]), draft_tokens)
     if draft_probs is None:
         if draft_logits is None:
             return one_hot_rule(target, draft_tokens)

@@ -39,7 +39,8 @@ class MedusaDrafter(TreeDrafter):
     ------
     TypeError, ValueError
         Arguments other than heads and a tree; a tree without ranks, deeper than there are heads or with a rank outside
-        their vocabulary; no tree for heads without accuracies. In `generate`: heads that do not fit the target.
+        their vocabulary; no tree for heads without accuracies. In `generate`: heads that do not fit the target;
+        a target that is compiled (`torch.compile`), whose hidden states are not heard.
     """
 
     capturable = True
