@@ -43,7 +43,7 @@ Costs = dict[int, tuple[NDArray[np.float64], float]]
 """In plain steps, by batch size: of steps with `AUTO_DRAFT_LENGTHS`, drafting and verifying, and of catching up."""
 
 NOISE = 0.05  # of a step's time, as a standard deviation of its logarithm
-CALLS = 10  # in a row, before costs are measured anew: the calls' results depend heavily on those
+CALLS = 10  # in a row, which learn what steps cost; then another first call
 
 
 def replayed(
@@ -103,7 +103,7 @@ def compared(
     adaptive = AutoSchedule if answers[0].matched is None else ForesightSchedule
     for i, each in enumerate(chosen):
         if i % CALLS == 0:
-            learned = LearnedCosts(costs * np.exp(NOISE * random.standard_normal(len(costs))), 1 / 2)
+            learned = LearnedCosts.assumed(answers[0].matched is None, batch, None, 1, on_gpu=False)
         texts = [answers[which] for which in each]
         for way, spent in times.items():
             by = FixedSchedule(way) if isinstance(way, int) else adaptive(batch, new_tokens, learned)

@@ -70,18 +70,19 @@ def test_rows_of_all_ways(quiet: None) -> None:
     assert auto > 0.9 * seven > three
 
 
-def test_costs_are_found_anew_after_ten_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    began: list[np.ndarray] = []
+def test_a_first_call_comes_again_after_ten() -> None:
+    texts = [Answer(np.full(30, 7), np.minimum(np.arange(30, 0, -1), 7), None)] * 3
+    began: list[bool] = []
 
-    def begin(seconds: np.ndarray, variance: float) -> LearnedCosts:
-        began.append(seconds)
-        return LearnedCosts(seconds, variance)
+    class Watched(AutoSchedule):
+        def __init__(self, batch_size: int, max_new_tokens: int, costs: LearnedCosts) -> None:
+            began.append(np.array_equal(costs.at(0), LearnedCosts.assumed(True, 2, None, 1, on_gpu=False).at(0)))
+            super().__init__(batch_size, max_new_tokens, costs)
 
-    monkeypatch.setattr(replay, "LearnedCosts", begin)
-    texts = [Answer(np.full(8, 7), np.zeros(8, dtype=np.int64), None)] * 3
-    for seed in ((0, 2), (1, 2)):
-        replay.compared(texts, 2, 11, COSTS, 8, seed=seed)
-    assert len(began) == 4 and len({tuple(costs) for costs in began}) == 4, "other noise each time"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay, "AutoSchedule", Watched)
+        replay.compared(texts, 2, 11, COSTS, 30)
+    assert [i for i, first in enumerate(began) if first] == [0, 10]
 
 
 def test_catching_up_counts_where_auto_tries_again(quiet: None) -> None:

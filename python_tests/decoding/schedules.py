@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from specdec_kernels.decoding import StepResult
-from specdec_kernels.decoding.costs import CostTable
+from specdec_kernels.decoding.costs import CostTable, LearnedCosts
 
 PACKED = np.array([1.0, 1.1, 1.2, 1.3])  # a step that verifies 2, 4, 8 rows, by a step of one row
 DEAR = np.array([1.0, 1.6, 2.4, 4.0])
@@ -13,6 +13,11 @@ DEAR = np.array([1.0, 1.6, 2.4, 4.0])
 
 def table(seconds: np.ndarray) -> CostTable:
     return CostTable(np.zeros(1, np.int64), seconds[None])
+
+
+def learned(seconds: np.ndarray, ahead: float = 0.0) -> LearnedCosts:
+    """As calls before it left them, not yet sure."""
+    return LearnedCosts(seconds, np.eye(len(seconds)) / 2, ahead, range(len(seconds)))
 
 
 def result(width: int, accepted: np.ndarray) -> StepResult:

@@ -14,7 +14,7 @@ from python_tests.decoding.fake_cuda import both, same
 from python_tests.decoding.models import TableRunner, prompts, tiny
 from python_tests.decoding.schedules import result
 from python_tests.decoding.tree_models import TOKENS, TREE, Fixed, TreeTable, exact_law, frequencies, medusa, target
-from specdec_kernels.decoding import DecodingState, rehearsal
+from specdec_kernels.decoding import DecodingState, known_costs
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS
 from specdec_kernels.decoding.schedule import AutoSchedule, FixedSchedule
 from specdec_kernels.drafters import Draft, Foresight
@@ -142,7 +142,7 @@ def test_heads_are_not_asked_before_they_have_something_to_read(
     if foresees:
         monkeypatch.setattr(drafter, "foresee", lambda state: Foresight(np.array([5, 5]), np.array([64, 64])))
     monkeypatch.setattr(DecoderRunner, "forward_tree", forwarded)
-    monkeypatch.setattr(rehearsal, "_rehearse", lambda steps, lengths: np.array(FREE))
+    monkeypatch.setattr("specdec_kernels.decoding.costs._ASSUMED_ROW", 0.0)  # so that "auto" drafts
     out = sk.generate(
         model, torch.tensor([[4, 9, 30]] * 2), drafter=drafter, num_speculative_tokens=tokens, max_new_tokens=12,
         eos_token_id=[], acceptance="greedy",
@@ -216,7 +216,7 @@ def test_trees_of_another_size_have_costs_of_their_own() -> None:
     for number, nodes in enumerate((4, 4, 8, 4), 1):
         drafter = sk.NgramTreeDrafter(num_nodes=nodes, max_depth=3)
         out = sk.generate(target, torch.tensor([[5, 6, 7]]), drafter=drafter, max_new_tokens=9, eos_token_id=[])
-        assert len(rehearsal._known[rehearsal.Identity(target)]) == (1 if number < 3 else 2)
+        assert len(known_costs._known[known_costs.Identity(target)]) == (1 if number < 3 else 2)
         assert out.stats.costs is not None and (out.stats.costs.ahead == 0) == (number in (1, 3)), "begun anew"
 
 

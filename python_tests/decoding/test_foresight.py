@@ -10,9 +10,9 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, prompts
-from python_tests.decoding.schedules import DEAR, PACKED, result, table
+from python_tests.decoding.schedules import DEAR, PACKED, learned, result, table
 from specdec_kernels.decoding import StepResult
-from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
+from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, CostTable
 from specdec_kernels.decoding.foresight import ForesightSchedule, MatchYield
 
 ROWS = {1: [1.0, 1.02, 1.05, 1.13], 4: [1.0, 1.2, 1.33, 1.75], 8: [1.0, 1.3, 1.68, 2.6]}
@@ -232,8 +232,7 @@ TEXTS = {
 def test_near_the_best_fixed_length_and_never_much_below_plain(batch: int, text: str) -> None:
     seconds, seeds = np.array(ROWS[batch]), range(30)
     got = [
-        rate(ForesightSchedule(batch, 48, LearnedCosts(seconds, 0.5)), seconds, *TEXTS[text], batch, 48, seed)
-        for seed in seeds
+        rate(ForesightSchedule(batch, 48, learned(seconds)), seconds, *TEXTS[text], batch, 48, seed) for seed in seeds
     ]
     fixed = [
         np.mean([rate(length, seconds, *TEXTS[text], batch, 48, seed) for seed in seeds])
@@ -245,11 +244,11 @@ def test_near_the_best_fixed_length_and_never_much_below_plain(batch: int, text:
 
 
 def test_wrong_costs_are_found_out() -> None:
-    """Rehearsed as if rows were dear, although they cost little, and the other way round."""
+    """Begun as if rows were dear, although they cost little, and the other way round."""
     for start, truth in ((DEAR, PACKED), (PACKED, DEAR)):
         got, best = [], []
         for seed in range(8):
-            auto = ForesightSchedule(1, 2000, LearnedCosts(start, 0.5))
+            auto = ForesightSchedule(1, 2000, learned(start))
             got.append(rate(auto, truth, *TEXTS["copied"], 1, 2000, seed))
             best.append(max(rate(length, truth, *TEXTS["copied"], 1, 2000, seed) for length in AUTO_DRAFT_LENGTHS))
         assert np.mean(got) > 0.9 * np.mean(best)

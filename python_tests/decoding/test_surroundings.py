@@ -106,7 +106,10 @@ def test_a_drafter_keeps_nothing_of_a_call_that_is_over(name: str) -> None:
 def test_another_threads_forward_leaves_a_step_its_hidden_states() -> None:
     """Both run one model, as transformers' models are shared."""
     model = tiny("llama", 1)
-    ids, options = torch.tensor([[5, 9, 4]]), {"max_new_tokens": 24, "acceptance": "greedy", "eos_token_id": []}
+    ids = torch.tensor([[5, 9, 4]])
+    options: dict[str, Any] = {
+        "max_new_tokens": 24, "acceptance": "greedy", "eos_token_id": [], "num_speculative_tokens": 1,
+    }  # fmt: skip
     expected = sk.generate(model, ids, drafter=medusa(model), **options)
     mine = threading.get_ident()
 

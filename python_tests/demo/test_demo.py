@@ -105,13 +105,6 @@ def test_the_demo_prints_figures_and_checks_the_output(tiny: None, capsys: pytes
     assert "mean acceptance length" in printed and "tokens/s plain" in printed
 
 
-def test_time_that_the_speed_up_leaves_out_is_said(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*ARGUMENTS, "--temperature", "0"]) == 0
-    assert "; not counted: 1.00 s of timing steps" in capsys.readouterr().out
-    assert cli.main([*ARGUMENTS, "--temperature", "0", "--num-speculative-tokens", "3"]) == 0
-    assert "not counted" not in capsys.readouterr().out
-
-
 def test_the_report_as_json(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*ARGUMENTS, "--json", "--num-speculative-tokens", "3"]) == 0
     report = json.loads(capsys.readouterr().out)

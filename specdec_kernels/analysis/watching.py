@@ -16,9 +16,8 @@ from ..checks import check_callable, check_flag, check_instance
 from ..decoding.claims import claimed
 from ..decoding.costs import CostTable
 from ..decoding.generate import generate
-from ..decoding.launching import masked
+from ..decoding.launching import masked, synchronize
 from ..decoding.output import GenerationOutput
-from ..decoding.rehearsal import synchronize
 from ..decoding.request import DRAFT_LENGTH
 from ..decoding.runner import Prompt, Runner
 from ..decoding.state import DecodingState, StepResult

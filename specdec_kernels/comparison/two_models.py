@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..decoding.claims import claimed
+from ..decoding.launching import synchronize
 from ..decoding.output import Seconds
-from ..decoding.rehearsal import synchronize
 from ..decoding.request import Request, check_draft
 from ..decoding.runner import Runner
 from ..decoding.state import DecodingState, Speculation

@@ -1,10 +1,11 @@
-"""What a step costs by its number of draft tokens, as rehearsed, as learned from the steps, or as handed in; and what
-drafts have gained at these costs.
+"""What a step costs by its number of draft tokens, as learned from the steps or as handed in; and what drafts have
+gained at these costs.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,10 @@ from ..tree import MAX_DEPTH, MAX_NODES
 AUTO_DRAFT_LENGTHS = (0, 1, 3, 7)
 """What "auto" chooses from: 1, 2, 4 or 8 verified rows a sequence."""
 
-_NOMINAL_ROW, _NOMINAL_DRAFT = 0.05, 0.1  # of a plain step: each row more of the batch, and a token of a draft model
+# Of a plain step: each row more of the batch, and a token of a draft model.
+_NOMINAL_ROW, _NOMINAL_DRAFT = 0.05, 0.1
+# What a first call assumes is lower: what seems cheap is tried, and then known. A GPU has rows to spare.
+_ASSUMED_ROW, _ASSUMED_ROW_OF_GPU, _ASSUMED_DRAFT = 0.03, 0.003, 0.06
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,16 +40,19 @@ class CostTable:
     ahead : float
         Plain steps by which the calls before it were ahead of plain decoding, or < 0: behind. What drafts may lose at
         first is so much more, at most twice as much as with 0, or less, at least nothing.
+    compared : bool
+        False: no call before it had compared steps of different lengths, so that this one did so sooner.
 
     Raises
     ------
     ValueError, TypeError
-        Other shapes, steps or times; no numpy arrays of numbers; `ahead` no finite number.
+        Other shapes, steps or times; no numpy arrays of numbers; `ahead` no finite number; `compared` no bool.
     """
 
     steps: NDArray[np.int64]
     seconds: NDArray[np.float64]
     ahead: float = 0.0
+    compared: bool = True
 
     def __post_init__(self) -> None:
         for name, value, kinds, kind in (
@@ -66,6 +73,7 @@ class CostTable:
         if not (np.isfinite(seconds) & (seconds > 0)).all() or (np.diff(seconds, axis=1) < 0).any():
             raise ValueError("CostTable: seconds must be finite, > 0 and never fall along a row, got others")
         check_number("CostTable", "ahead", self.ahead, -sys.float_info.max, sys.float_info.max)
+        check_flag("CostTable", "compared", self.compared)
         object.__setattr__(self, "ahead", float(self.ahead))
         object.__setattr__(self, "steps", steps)
         object.__setattr__(self, "seconds", seconds)
@@ -95,11 +103,9 @@ class CostTable:
         check_flag("CostTable", "draft_model", draft_model)
         check_int("CostTable", "batch_size", batch_size, 1, None)
         check_int("CostTable", "max_depth", max_depth, 1, MAX_DEPTH)
-        rows = depths = np.array(AUTO_DRAFT_LENGTHS)
         if num_nodes is not None:
             check_int("CostTable", "num_nodes", num_nodes, 1, MAX_NODES)
-            rows, depths = (np.array([0, drafted]) for drafted in (num_nodes - 1, max_depth))
-        seconds = 1 + _NOMINAL_ROW * batch_size * rows + _NOMINAL_DRAFT * draft_model * depths
+        seconds = _of_work(_NOMINAL_ROW * batch_size, _NOMINAL_DRAFT * draft_model, num_nodes, max_depth)
         return CostTable(np.zeros(1, np.int64), seconds[None])
 
     def at(self, step: int) -> NDArray[np.float64]:
@@ -107,7 +113,7 @@ class CostTable:
         check_int("CostTable", "step", step, 0, None)
         return self.seconds[np.searchsorted(self.steps, step, side="right") - 1]
 
-    def learn(self, step: int, choice: int, seconds: float) -> None:
+    def learn(self, step: int, choice: int, seconds: float | None) -> None:
         """Stay as it is."""
 
     def leave(self, ahead: float) -> None:
@@ -119,31 +125,63 @@ class CostTable:
         return self
 
 
+def _of_work(row: float, draft: float, num_nodes: int | None, max_depth: int) -> NDArray[np.float64]:
+    """``[4]``, of trees ``[2]``, in plain steps, of which a row of each sequence and a drafted token take these."""
+    rows = depths = np.array(AUTO_DRAFT_LENGTHS)
+    if num_nodes is not None:
+        rows, depths = np.array([0, num_nodes - 1]), np.array([0, max_depth])
+    return np.asarray(1 + row * rows + draft * depths)
+
+
 class LearnedCosts:
     """Learns from ratios of the times of two steps, one right after the other, of different numbers of draft tokens.
 
     A machine that slows down for a while slows both of them, so that it does not look as if one of them had become
-    dearer; and what was learned long ago stays comparable. A Kalman filter on the logarithms.
+    dearer; and what was learned long ago stays comparable. A Kalman filter on the logarithms. The first step with a
+    draft of some length says nothing: there may be something to compile, or to read for a draft model.
 
     Parameters
     ----------
     seconds : ndarray
         ``[4]``, of trees ``[2]``, float64 to start from.
-    variance : float
-        Of their logarithms, in units of that of a step's time.
+    covariance : ndarray
+        ``[4, 4]``, of trees ``[2, 2]``, float64: of their logarithms, in units of the variance of a step's time.
     ahead : float
+        See `CostTable`.
+    before : iterable of int
+        Places in the table of the lengths that calls before it have drafted.
+    compared : bool
         See `CostTable`.
     """
 
-    _LEAST_VARIANCE = 0.04  # so that what changes is noticed: about the last 25 ratios count
+    _CHANGE = 0.0017  # of the variances, with each ratio, so that what changes is noticed: about the last 25 count
     _LARGEST_SURPRISE = 0.7  # in natural logarithm: a step that was interrupted says no more than that
+    # Standard deviations before anything was measured, in those of a step's time: of the work beside a plain step's,
+    # which is dear or cheap at all lengths alike, and of each length alone.
+    _ALIKE, _ALONE = 30.0, 1.0
 
-    def __init__(self, seconds: NDArray[np.float64], variance: float | NDArray[np.float64], ahead: float = 0.0) -> None:
+    def __init__(
+        self, seconds: NDArray[np.float64], covariance: NDArray[np.float64], ahead: float = 0.0,
+        before: Iterable[int] = (), compared: bool = True,
+    ) -> None:  # fmt: skip
         self.ahead = self._left = ahead
+        self.compared = compared
         self._log = np.log(seconds)
-        self._variance = variance + np.zeros(len(seconds))
+        self._covariance = covariance
+        self._met = {0, *before}
         self._last: tuple[int, float] | None = None
         self._revisions: list[tuple[int, NDArray[np.float64]]] = [(0, self._now())]
+
+    @staticmethod
+    def assumed(
+        draft_model: bool, batch_size: int, num_nodes: int | None, max_depth: int, on_gpu: bool
+    ) -> LearnedCosts:
+        """Of a first call; the parameters are those of `CostTable.nominal`, and whether steps run on a GPU."""
+        row = _ASSUMED_ROW_OF_GPU if on_gpu else _ASSUMED_ROW
+        seconds = _of_work(row * batch_size, _ASSUMED_DRAFT * draft_model, num_nodes, max_depth)
+        more = LearnedCosts._ALIKE * (1 - 1 / seconds)
+        alone = LearnedCosts._ALONE**2 * np.diag((more > 0).astype(np.float64))
+        return LearnedCosts(seconds, np.outer(more, more) + alone, compared=False)
 
     def _now(self) -> NDArray[np.float64]:
         # A longer draft never costs less: where it seems to, that is noise.
@@ -153,17 +191,23 @@ class LearnedCosts:
         """``[4]``, of trees ``[2]``: what is known before this step, the next one."""
         return self._revisions[-1][1]
 
-    def learn(self, step: int, choice: int, seconds: float) -> None:
-        """Take in the time of this step, whose draft was of that place in the table."""
+    def learn(self, step: int, choice: int, seconds: float | None) -> None:
+        """Take in the time of this step, whose draft was of that place in the table; None: that says nothing."""
+        if choice not in self._met:
+            self._met.add(choice)
+            return
+        if seconds is None:
+            return
         time = float(np.log(seconds))
         if self._last is not None and self._last[0] != choice:
             other, before = self._last
             surprise = (time - before) - (self._log[choice] - self._log[other])
             surprise = min(max(surprise, -self._LARGEST_SURPRISE), self._LARGEST_SURPRISE)
-            pair = [choice, other]
-            gain = self._variance[pair] / (self._variance[pair].sum() + 2)
-            self._log[pair] += gain * (surprise, -surprise)
-            self._variance[pair] = np.maximum(self._variance[pair] * (1 - gain), self._LEAST_VARIANCE)
+            along = self._covariance[choice] - self._covariance[other]  # of each with the ratio
+            gain = along / (along[choice] - along[other] + 2)
+            self._log = self._log + gain * surprise
+            self._covariance = self._covariance - np.outer(gain, along)
+            self._covariance[[choice, other], [choice, other]] += self._CHANGE
             self._revisions.append((step + 1, self._now()))
         self._last = choice, time
 
@@ -175,8 +219,9 @@ class LearnedCosts:
     def table(self) -> CostTable:
         """All that was known, step by step."""
         steps, seconds = zip(*self._revisions, strict=True)
-        return CostTable(np.array(steps), np.array(seconds), self.ahead)
+        return CostTable(np.array(steps), np.array(seconds), self.ahead, self.compared)
 
     def continued(self) -> LearnedCosts:
         """For the next call: what is known now."""
-        return LearnedCosts(np.exp(self._log), self._variance, self._left)
+        compared = self.compared or len(self._revisions) > 1
+        return LearnedCosts(np.exp(self._log), self._covariance, self._left, self._met, compared)

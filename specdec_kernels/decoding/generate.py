@@ -31,10 +31,10 @@ from .costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
 from .foresight import ForesightSchedule
 from .grammar import Grammar, Masks
 from .graph import begin_steps
-from .launching import Steps
+from .known_costs import begin_costs
+from .launching import Steps, synchronize
 from .listeners import emitter, progress_bar
 from .output import GenerationOutput, Recorder, Seconds, of_each
-from .rehearsal import begin_costs, synchronize
 from .request import DRAFT_LENGTH, Request
 from .runner import Runner
 from .schedule import AutoSchedule, FixedSchedule, Schedule
@@ -119,14 +119,14 @@ def generate(
     num_speculative_tokens : int, "auto" or CostTable
         Draft tokens a step, 0 … 64. "auto": 0, 1, 3 or 7, chosen for the batch at each step so that it is done soonest,
         by what its drafts have yielded so far (those of lookups and of `NgramLMDrafter` by the length of the match that
-        each continued) and by what steps have cost (at the first call with this model, kind of drafter and batch size,
-        eight steps are timed, four with trees); where drafting does not pay, nothing is drafted. Where `acceptance` is
-        "token" or "block", sampling is not greedy and `seeds` are given, the draws depend on that choice: then costs
-        are nominal ones (`CostTable.nominal`), so that the seeds reproduce the tokens. A `CostTable`: as "auto", by
-        these costs; a call's ``stats.costs`` are those that it chose by, and with its seeds they reproduce its tokens.
-        A tree drafter sets its own size: an integer > 0 is its tree at every step, "auto" the tree or nothing. With a
-        `target_law`, or "typical", the distribution depends on how much is drafted: there "auto" is 5, or the tree,
-        while a `CostTable` still chooses, and the distribution depends on its choices.
+        each continued) and by what steps have cost, in this call and those before it with this model, kind of drafter
+        and batch size; where drafting does not pay, nothing is drafted. Where `acceptance` is "token" or "block",
+        sampling is not greedy and `seeds` are given, the draws depend on that choice: then costs are nominal ones
+        (`CostTable.nominal`), so that the seeds reproduce the tokens. A `CostTable`: as "auto", by these costs; a
+        call's ``stats.costs`` are those that it chose by, and with its seeds they reproduce its tokens. A tree drafter
+        sets its own size: an integer > 0 is its tree at every step, "auto" the tree or nothing. With a `target_law`, or
+        "typical", the distribution depends on how much is drafted: there "auto" is 5, or the tree, while a `CostTable`
+        still chooses, and the distribution depends on its choices.
     acceptance : {"token", "block", "match", "greedy", "typical"}
         See `verify_chain`, and for trees `verify_tree`, where "token" and "block" are its "sample". "greedy" decodes
         greedily whatever `sampling` says. "typical" is for trees and not lossless.
@@ -210,10 +210,9 @@ def generate(
         runner.prefill(prompt)
         steps = cleanup.enter_context(begin_steps(state, runner, drafter, ends))
         synchronize(state.device)
-        prefilled = time.perf_counter()
+        started = time.perf_counter()
         costs = _costs(steps, num_speculative_tokens, reproducible=request.seeds is not None)
         schedule = _schedule(steps, max_new_tokens, num_speculative_tokens, costs)
-        started = time.perf_counter()
 
         while state.host_active.any():
             if isinstance(schedule, ForesightSchedule):
@@ -232,7 +231,7 @@ def generate(
             emit(result)
             advance(result)
         ended = time.perf_counter()
-    times = Seconds(prefilled - began, ended - started, started - prefilled)
+    times = Seconds(started - began, ended - started)
     return recorder.output(runner, input_ids, times, None if costs is None else costs.table)
 
 
@@ -258,7 +257,7 @@ def _costs(
     if reproducible and draws:
         tree = (drafter.num_nodes, drafter.max_depth) if isinstance(drafter, TreeDrafter) else ()
         return CostTable.nominal(drafter.runner is not None, state.batch_size, *tree)
-    return begin_costs(steps, _lengths(drafter))
+    return begin_costs(steps)
 
 
 def _lengths(drafter: Drafter) -> tuple[int, ...]:

@@ -153,8 +153,6 @@ class CapturedSteps(Steps):
     Between entering and leaving that stream is the current one; it is given back then.
     """
 
-    rehearsals = WARM_UP_STEPS + 1
-
     def __init__(
         self, state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None, stream: torch.cuda.Stream
     ) -> None:
@@ -191,12 +189,6 @@ class CapturedSteps(Steps):
             self._under_way.clear()
             self._graphs.clear()
             _streams.give_back(self.state.device, self._stream)
-
-    def rehearse(self, num_tokens: int) -> None:
-        with self.state.rewound():
-            self._limits.fill_(num_tokens)
-            limits = np.full(self.state.batch_size, num_tokens)
-            self._run(limits, num_tokens, num_tokens, lambda width: num_tokens)
 
     def _lag(self, schedule: Schedule) -> int:
         return int(self.drafter.capturable and not schedule.learns)

@@ -35,8 +35,6 @@ class Steps:
         ``[num_eos]`` int64 ids that end a sequence.
     """
 
-    rehearsals = 0
-    """Times that a draft length must have been rehearsed before it runs at its own speed."""
     steady = True
     """Whether the last step ran at its own speed."""
 
@@ -65,20 +63,6 @@ class Steps:
         wanted, outcome = self._under_way.popleft()
         asked = self.state.asks_drafter(int(self.state.draft_limits(wanted).max()))
         return self.state.take_in(self._fetch(outcome)), asked
-
-    def rehearse(self, num_tokens: int) -> None:
-        """Launch drafting and verifying `num_tokens` tokens, without a result and without an effect."""
-        state, tree = self.state, self._nothing.tree
-        if state.asks_drafter(num_tokens):
-            at_step = state.at_step(np.full(state.batch_size, num_tokens), state.longest)
-            self.drafter.prepare(at_step)
-            tree = self._propose(at_step, num_tokens, lambda width: width).tree
-        starts, rows = state.lengths - 1, num_tokens + 1 if tree is None else tree.num_nodes
-        tokens, bound = state.last_tokens().expand(-1, rows), state.longest + rows - 1
-        if tree is None:
-            self.runner.forward(tokens, starts, bound)
-        else:
-            self.runner.forward_tree(tokens, starts, tree, bound)
 
     def _something_left(self) -> bool:
         """Whether, for all the host knows, a sequence may go on after the steps under way: each gives it a token."""
@@ -173,3 +157,9 @@ def masked(state: DecodingState, draft: Draft) -> tuple[DecodingState, Draft]:
         draft = replace(draft, tokens=draft.tokens.masked_fill(lost, PLACEHOLDER_TOKEN_ID))
     processors = state.processors or Processors()
     return replace(state, processors=processors.with_bitmask(rows.to(state.device))), draft
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for an accelerator to finish; nothing to wait for on a CPU."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

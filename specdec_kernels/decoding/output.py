@@ -49,8 +49,6 @@ class GenerationStats:
         Forwards of the target over the batch, prefill not counted; steps in which the drafter was asked.
     seconds_prefill, seconds_decode : float
         Wall clock, in seconds; the first includes starting the drafter.
-    seconds_rehearsal : float
-        Between them: measuring what drafts cost, which "auto" does at its first call.
     costs : CostTable or None
         What "auto" chose draft lengths by; None where it did not.
     """
@@ -66,7 +64,6 @@ class GenerationStats:
     draft_steps: int
     seconds_prefill: float
     seconds_decode: float
-    seconds_rehearsal: float = 0.0
     costs: CostTable | None = None
 
     @property
@@ -135,7 +132,6 @@ class Seconds(NamedTuple):
 
     prefill: float
     decode: float
-    rehearsal: float = 0.0
 
 
 def of_each(rows: np.ndarray, result: StepResult) -> list[np.ndarray]:

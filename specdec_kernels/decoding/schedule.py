@@ -114,8 +114,7 @@ class Account:
         cost, before = costs[choice], max(self.left.tolist())
         if catches_up:
             cost += self._CATCH_UP * (costs[1] - 1)
-        if seconds is not None:
-            self._costs.learn(self._step, choice, seconds)
+        self._costs.learn(self._step, choice, seconds)
         self._step += 1
         left = np.maximum(self.left - result.num_tokens, 0)
         progress = before - max(left.tolist())
@@ -126,18 +125,24 @@ class Account:
 
 
 class Comparisons:
-    """Where drafts pay, a step of another length is now and then made for comparison: its costs may have changed."""
+    """Where drafts pay, a step of another length is now and then made for comparison: its costs may have changed.
 
-    _FIRST, _LAST = 32, 256  # steps with drafts before one
+    Unless lengths were `compared` before, that begins soon, and with plain steps.
+    """
 
-    def __init__(self) -> None:
-        self.steps, self.after = 0, self._FIRST  # with drafts since the last comparison, and before the next
+    _SOON, _FIRST, _LAST = 2, 32, 256  # steps with drafts before one
+
+    def __init__(self, compared: bool) -> None:
+        # With drafts since the last comparison, and before the next.
+        self.steps, self.after = 0, self._FIRST if compared else self._SOON
         self.made = 0
 
     def choice(self, choice: int, affordable: list[bool]) -> int:
         """The length to take instead of `choice`, if one is due: the next longer, the next shorter, plain decoding."""
         if choice == 0 or self.steps < self.after:
             return choice
+        if self.after < self._FIRST:
+            return 0
         beside = dict.fromkeys((choice + 1, choice - 1, 0))  # after the shortest draft plain decoding is both
         others = [o for o in beside if o < len(affordable) and affordable[o]]
         return others[self.made % len(others)]
@@ -175,7 +180,7 @@ class AdaptiveSchedule(Schedule):
     ) -> None:  # fmt: skip
         self.lengths, self.max_draft_tokens = lengths, lengths[-1]
         self._account = Account(batch_size, max_new_tokens, costs, lengths, self._ALLOWANCE, self._TRUST)
-        self._comparisons = Comparisons()
+        self._comparisons = Comparisons(costs.compared)
 
     def round_up(self, width: int) -> int:
         return next(length for length in self.lengths if length >= width)

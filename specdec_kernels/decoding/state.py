@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -216,17 +214,6 @@ class DecodingState:
     def at_step(self, host_limits: np.ndarray, longest: int) -> DecodingState:
         """The same state as seen by a step that is launched with these; the tensors are shared."""
         return replace(self, host_limits=host_limits, longest=longest)
-
-    @contextmanager
-    def rewound(self) -> Iterator[None]:
-        """Undoes, at the exit, the steps made within: what they wrote past the lengths is written again."""
-        counts = self.token_counts
-        counted = () if counts is None else (counts.ids, counts.counts, counts.num_output)
-        changing = (self.lengths, self.remaining, self.active, self.step, *counted)
-        before = [tensor.clone() for tensor in changing]
-        yield
-        for tensor, value in zip(changing, before, strict=True):
-            tensor.copy_(value)
 
     def append(
         self, tokens: Tensor, num_tokens: Tensor, num_drafted: Tensor, num_accepted: Tensor, status: Tensor,

@@ -229,7 +229,7 @@ def _report(output: GenerationOutput, tokenizer: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """A number, list or dict that JSON has; None for what is no number."""
     if isinstance(value, CostTable):
-        return {"steps": value.steps.tolist(), "seconds": value.seconds.tolist(), "ahead": value.ahead}
+        return {name: _plain(one) for name, one in vars(value).items()}
     if isinstance(value, (np.ndarray, list)):
         return [_plain(one) for one in (value.tolist() if isinstance(value, np.ndarray) else value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -242,8 +242,6 @@ def _figures(output: GenerationOutput) -> str:
     )
     flags = f"; status: {Status(int(output.status[0]))!r}" if output.status[0] else ""
     before = f"{stats.seconds_prefill:.2f} s of prefill"
-    if stats.costs is not None and stats.seconds_rehearsal >= 0.005:  # what "auto" chooses by; kept for later calls
-        before += f" and {stats.seconds_rehearsal:.2f} s of timing steps"
     return (
         f"{stats.num_tokens} tokens in {stats.seconds_decode:.2f} s after {before}: "
         f"{stats.tokens_per_second:.1f} tokens/s, {stats.mean_acceptance_length:.2f} a step{accepted}{flags}"

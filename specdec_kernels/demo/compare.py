@@ -114,7 +114,6 @@ def _compare(plain: GenerationOutput, speculative: GenerationOutput, tokenizer: 
     return {
         "plain_tokens_per_second": slow.tokens_per_second,
         "speculative_tokens_per_second": fast.tokens_per_second,
-        "seconds_rehearsal": 0.0 if fast.costs is None else fast.seconds_rehearsal,
         "speed_up": fast.tokens_per_second / slow.tokens_per_second,
         "mean_acceptance_length": fast.mean_acceptance_length,
         "acceptance_rate": fast.acceptance_rate if fast.num_drafted else None,
@@ -132,12 +131,10 @@ def print_comparison(comparison: Report) -> None:
     print(render.render(answer["texts"], answer["origins"], color=color).strip("\n"))
     print(f"  {render.legend(color=color)}")
     same = "identical to plain decoding" if comparison["identical"] else "NOT identical to plain decoding"
-    rehearsed = comparison["seconds_rehearsal"]
-    beside = f"; not counted: {rehearsed:.2f} s of timing steps" if rehearsed >= 0.005 else ""
     print(
         f"  {comparison['plain_tokens_per_second']:.1f} tokens/s plain, "
         f"{comparison['speculative_tokens_per_second']:.1f} with speculation: {comparison['speed_up']:.2f}x; "
-        f"mean acceptance length {comparison['mean_acceptance_length']:.2f}; output {same}{beside}",
+        f"mean acceptance length {comparison['mean_acceptance_length']:.2f}; output {same}",
         flush=True,
     )
 

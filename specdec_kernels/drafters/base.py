@@ -236,7 +236,7 @@ class TreeDrafter(Drafter):
     reads_hidden : bool
         True: `propose` reads ``state.hidden``, and gives a tree at every step, of the root alone where it has no more:
         only the verification of a tree keeps those states. It is not asked in the first step, before which there are
-        none; but a rehearsal, which measures what steps cost, asks it with states of zeros.
+        none.
     """
 
     num_nodes: int
