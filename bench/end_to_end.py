@@ -5,10 +5,11 @@ configuration, plain decoding included, goes through `generate` with the same pa
 ``--own-loop`` the model runs in the loop of ``examples/own_loop.py`` instead of transformers'. In every round all
 configurations run on a prompt before the next prompt comes, in an order shuffled each time, or with ``--in-turns`` side
 by side, a step at a time, so that other work on the machine slows all of them alike. A round gives one ratio of tokens
-a second (prefill and, for "auto", rehearsals not counted) to plain decoding. The result is the median over the rounds,
-with its 95 % confidence interval (of order statistics; with fewer than six rounds, just the smallest and largest). At
-temperature 1 the rounds have different seeds. With acceptance "match" (temperature 0 included, as "greedy") the outputs
-must be those of plain decoding.
+a second (prefill not counted) to plain decoding. The result is the median over the rounds, with its 95 % confidence
+interval (of order statistics; with fewer than six rounds, just the smallest and largest). "auto" goes on with what the
+calls before have learned of costs; with ``--first-calls`` each call begins anew. At temperature 1 the rounds have
+different seeds. With acceptance "match" (temperature 0 included, as "greedy") the outputs must be those of plain
+decoding.
 
 ``--drafter medusa`` decodes with the shipped Medusa heads: each head's best token alone, and their calibrated trees; at
 temperatures above 0 also with typical acceptance, whose outputs have another distribution. ``--drafter lookup-tree``
@@ -156,6 +157,11 @@ def _beside(model: LeanLlama) -> LeanLlama:
     other = copy.copy(model)
     other.layers = [copy.copy(layer) for layer in model.layers]
     return other
+
+
+def first_call(model: LeanLlama, *given: Any, **options: Any) -> GenerationOutput:
+    """`generate`, with a model whose costs no call has learned."""
+    return generate(_beside(model), *given, **options)
 
 
 @dataclass
@@ -420,12 +426,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--own-loop", action="store_true", help="the model of examples/own_loop.py, not transformers'")
     parser.add_argument("--in-turns", action="store_true", help="step by step side by side; needs --own-loop")
+    parser.add_argument("--first-calls", action="store_true", help="no call knows of others' costs; needs --own-loop")
     parser.add_argument(
         "--one-batch", action="store_true", help="each round decodes the next batch of the prompts, not all of them"
     )
     arguments = parser.parse_args(argv)
-    if arguments.in_turns and not arguments.own_loop:
-        parser.error("--in-turns needs --own-loop")
+    for option in ("in_turns", "first_calls"):
+        if getattr(arguments, option) and not arguments.own_loop:
+            parser.error(f"--{option.replace('_', '-')} needs --own-loop")
     if "model" in arguments.drafter and (arguments.draft_model is None or not arguments.own_loop):
         parser.error("--drafter model needs --draft-model and --own-loop")
     for given, option, drafter in (
@@ -482,6 +490,7 @@ def _measured(arguments: argparse.Namespace) -> None:
                     rounds=arguments.rounds,
                     max_new_tokens=arguments.max_new_tokens,
                     advance=bar.update,
+                    decode=first_call if arguments.first_calls else generate,
                     run=run,
                     one_batch=arguments.one_batch,
                 )
