@@ -169,10 +169,22 @@ def test_a_round_decodes_the_next_batch() -> None:
     assert seen == [4, 5, 6] * 4
 
 
-def test_side_by_side_is_for_the_own_loop_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_calls_know_nothing_of_each_other() -> None:
+    model, drafter, (ids, mask) = LeanLlama(tiny("llama")), sk.NgramDrafter(2), prompts(4)
+    how: dict[str, Any] = {"attention_mask": mask, "drafter": drafter, "max_new_tokens": 40, "eos_token_id": []}
+    costs = [call(model, ids, **how).stats.costs for call in [end_to_end.first_call] * 2 + [sk.generate] * 2]
+    assert all(of is not None for of in costs)
+    assert [of.compared for of in costs if of is not None] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("option", ["--in-turns", "--first-calls"])
+def test_what_is_for_the_own_loop_alone(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        end_to_end.main(["--in-turns"])
-    assert "--in-turns needs --own-loop" in capsys.readouterr().err
+        end_to_end.main([option])
+    assert f"{option} needs --own-loop" in capsys.readouterr().err
+
+
+def test_a_draft_model_is_for_the_own_loop_alone(capsys: pytest.CaptureFixture[str]) -> None:
     for given in (["--own-loop"], ["--draft-model", "."]):
         with pytest.raises(SystemExit):
             end_to_end.main(["--drafter", "model", *given])

@@ -142,7 +142,7 @@ def test_heads_are_not_asked_before_they_have_something_to_read(
     if foresees:
         monkeypatch.setattr(drafter, "foresee", lambda state: Foresight(np.array([5, 5]), np.array([64, 64])))
     monkeypatch.setattr(DecoderRunner, "forward_tree", forwarded)
-    monkeypatch.setattr("specdec_kernels.decoding.costs._ASSUMED_ROW", 0.0)  # so that "auto" drafts
+    monkeypatch.setattr("specdec_kernels.decoding.costs._ROWS_OF_WEIGHTS", 1e9)  # so that "auto" drafts
     out = sk.generate(
         model, torch.tensor([[4, 9, 30]] * 2), drafter=drafter, num_speculative_tokens=tokens, max_new_tokens=12,
         eos_token_id=[], acceptance="greedy",

@@ -184,7 +184,7 @@ def test_a_cost_that_was_thought_too_high_is_found_by_tries() -> None:
     """A try after plain steps also catches up, which is no cost of its length: it has a second step, which tells."""
     true = np.array([1.0, 1.1, 1.65, 2.7])
     assumed = LearnedCosts.assumed(True, 8, None, 1, on_gpu=False)
-    assert assumed.at(0)[1] == pytest.approx(1.3)
+    assert assumed.at(0)[1] == pytest.approx(1.295, rel=1e-3)
     assert share_of_one(assumed, true) > 0.95
 
 
@@ -445,14 +445,14 @@ def test_one_ratio_tells_of_all_lengths_and_a_first_draft_of_none() -> None:
     assert np.array_equal(costs.at(3), before)
     costs.learn(3, 1, 1.5)
     after = costs.at(4)
-    assert before[1] / before[0] == pytest.approx(1.12) and 1.4 < after[1] / after[0] < 1.5
+    assert before[1] / before[0] == pytest.approx(1 + 4 / 30) and 1.4 < after[1] / after[0] < 1.5
     assert (after[2:] / after[0] - 1 > 2.5 * (before[2:] / before[0] - 1)).all()
 
 
 def test_rows_are_assumed_to_be_cheap_on_a_gpu() -> None:
     cheap, dear = (LearnedCosts.assumed(False, 64, None, 1, on_gpu=on_gpu).at(0) for on_gpu in (True, False))
-    assert cheap[1] < 1.2 and dear[1] > 2
-    assert LearnedCosts.assumed(True, 2, 8, 3, on_gpu=False).at(0) == pytest.approx([1, 1 + 0.03 * 14 + 0.06 * 3])
+    assert cheap[1] < 1.2 and 1.7 < dear[1] < 2, "twice the rows"
+    assert LearnedCosts.assumed(True, 2, 8, 3, on_gpu=False).at(0) == pytest.approx([1, 1 + 14 / 28 + 0.06 * 3])
 
 
 @pytest.mark.parametrize("acceptance", ["token", "block"])

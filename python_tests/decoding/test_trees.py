@@ -302,10 +302,26 @@ def test_a_branch_that_goes_on_counts_as_far_as_it_goes() -> None:
     assert counts == [(7, 5 * 4 + 3 + 1, 7, 6), (14, 10 * 4 + 3 + 2 + 1, 0, 13)]
 
 
+class Around(torch.nn.Module):
+    """Calls a model, and has its attributes."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name) if name in ("inner", "training") else getattr(self.inner, name)
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return self.inner(*given, **named)
+
+
 def compiled(kind: str) -> Any:
     model = tiny("llama", 1)
     if kind == "wrapped":
         return torch.compile(model, backend="eager")
+    if kind == "within":
+        return Around(torch.compile(model, backend="eager")).eval()
     if kind == "in place":
         model.compile(backend="eager")
     else:
@@ -313,7 +329,7 @@ def compiled(kind: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("kind", ["wrapped", "in place", "forward"])
+@pytest.mark.parametrize("kind", ["wrapped", "within", "in place", "forward"])
 def test_trees_of_a_compiled_target(kind: str) -> None:
     """Whatever was compiled before; drafters that read its hidden states are refused."""
     torch.compiler.reset()

@@ -17,10 +17,10 @@ from ..tree import MAX_DEPTH, MAX_NODES
 AUTO_DRAFT_LENGTHS = (0, 1, 3, 7)
 """What "auto" chooses from: 1, 2, 4 or 8 verified rows a sequence."""
 
-# Of a plain step: each row more of the batch, and a token of a draft model.
-_NOMINAL_ROW, _NOMINAL_DRAFT = 0.05, 0.1
-# What a first call assumes is lower: what seems cheap is tried, and then known. A GPU has rows to spare.
-_ASSUMED_ROW, _ASSUMED_ROW_OF_GPU, _ASSUMED_DRAFT = 0.03, 0.003, 0.06
+_NOMINAL_ROW, _NOMINAL_DRAFT = 0.05, 0.1  # of a plain step: each row more of the batch, and a token of a draft model
+# What a first call assumes is less, as what seems cheap is tried and then known: a step takes as long as its rows and
+# so many more, which stand for reading the weights.
+_ROWS_OF_WEIGHTS, _ROWS_OF_WEIGHTS_ON_GPU, _ASSUMED_DRAFT = 26.0, 300.0, 0.06
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,8 +177,9 @@ class LearnedCosts:
         draft_model: bool, batch_size: int, num_nodes: int | None, max_depth: int, on_gpu: bool
     ) -> LearnedCosts:
         """Of a first call; the parameters are those of `CostTable.nominal`, and whether steps run on a GPU."""
-        row = _ASSUMED_ROW_OF_GPU if on_gpu else _ASSUMED_ROW
-        seconds = _of_work(row * batch_size, _ASSUMED_DRAFT * draft_model, num_nodes, max_depth)
+        weights = _ROWS_OF_WEIGHTS_ON_GPU if on_gpu else _ROWS_OF_WEIGHTS
+        row = batch_size / (weights + batch_size)
+        seconds = _of_work(row, _ASSUMED_DRAFT * draft_model, num_nodes, max_depth)
         more = LearnedCosts._ALIKE * (1 - 1 / seconds)
         alone = LearnedCosts._ALONE**2 * np.diag((more > 0).astype(np.float64))
         return LearnedCosts(seconds, np.outer(more, more) + alone, compared=False)

@@ -76,9 +76,16 @@ def has_hooks(model: Any) -> bool:
 
 
 def is_compiled(model: Any) -> bool:
-    """Whether `torch.compile` has wrapped it, its calls or its method."""
-    calls = getattr(model, "_compiled_call_impl", None)
-    return "_orig_mod" in model._modules or calls is not None or hasattr(model.forward, "_torchdynamo_orig_callable")
+    """Whether `torch.compile` has wrapped a module around its LM head: that, its calls or its method."""
+    head = model.get_output_embeddings()
+    compiled = (
+        part
+        for part in model.modules()
+        if "_orig_mod" in part._modules
+        or getattr(part, "_compiled_call_impl", None) is not None
+        or hasattr(part.forward, "_torchdynamo_orig_callable")
+    )
+    return any(inner is head for part in compiled for inner in part.modules())
 
 
 @torch.no_grad()
