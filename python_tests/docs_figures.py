@@ -121,6 +121,21 @@ def adaptive(label: str, column: str, drafter: str = "lookup") -> Expected:
     return [found[key] for key in (("ratio", "ratio_low", "ratio_high") if number == "auto" else ("ratio",))]
 
 
+FIRST = {  # calls that begin anew: of lookups and n-gram models, and of the draft model
+    size: (f"end_to_end_first_{number}", f"end_to_end_first_model_{number}")
+    for size, number in (("one", 1), ("two", 2), ("four", 4), ("eight", 8))
+}
+
+
+def first_calls(label: str, column: str) -> Expected:
+    """Times plain decoding, with "auto": by lookups, by the n-gram model and by the draft model."""
+    prompts, sampling = label.split(", ")
+    at = {"prompts": prompts, "temperature": float(sampling != "greedy")}
+    lookups, model = FIRST[column]
+    ways = ((lookups, "lookup"), (lookups, "ngram-lm"), (model, "model"))
+    return [row(name, INTEL, drafter=drafter, **at)["ratio"] for name, drafter in ways]
+
+
 AUTO_TREES = {"one": "end_to_end_auto_trees", "eight": "end_to_end_auto_trees_8"}
 
 
@@ -168,7 +183,7 @@ def in_transformers(label: str, column: str) -> Expected:
     way = {"its own": "transformers", "ours": "specdec_kernels", 'ours, "auto"': "specdec_kernels, auto"}[column]
     if way == "transformers" and batch != "1":
         return []
-    return [row("in_transformers", prompts=prompts, batch=int(batch), sampling=sampling, way=way)["ratio_cpu"]]
+    return [row("in_transformers", INTEL, prompts=prompts, batch=int(batch), sampling=sampling, way=way)["ratio_cpu"]]
 
 
 WAYS = {
@@ -381,6 +396,7 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "gpu sample": samples_on_gpu,
     "typical": typical,
     "forward": forward, "own loop": own_loop, "auto": adaptive, "auto, replayed": replayed,
+    "auto, first calls": first_calls,
     "auto, n-gram model": partial(adaptive, drafter="ngram-lm"),
     "auto, draft model": partial(adaptive, drafter="model"), "auto, trees": adaptive_trees,
     "auto, a draft model that stops": partial(adaptive, drafter="model"),

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import chain
 
 import pytest
 from PIL import Image
 
 from bench import plot, report
-from python_tests.docs_figures import AUTO, AUTO_MODEL, CASCADES, GOALS, NAMES, PAGES
+from python_tests.docs_figures import AUTO, AUTO_MODEL, CASCADES, FIRST, GOALS, NAMES, PAGES
 from python_tests.docs_peers import best_peers
 from python_tests.docs_tables import (
     AVX2,
@@ -121,7 +122,7 @@ def test_the_commands_are_those_of_the_results() -> None:
     """Each result that docs/benchmarks.md quotes appears there with the command that produced it."""
     text = as_it_is_now(" ".join((ROOT / "docs/benchmarks.md").read_text().replace("\\\n", "").split()))
     for name in (
-        "end_to_end", "end_to_end_quote", "medusa_trees", "in_transformers", "vllm_engine",
+        "end_to_end", "end_to_end_quote", "medusa_trees", "vllm_engine",
         "forward", "end_to_end_own", "draft_model",
     ):  # fmt: skip
         assert as_it_is_now(results(name)["command"]) in text, name
@@ -133,8 +134,8 @@ def test_the_commands_are_those_of_the_results() -> None:
         for name, folder in run:
             assert as_it_is_now(results(name, folder)["command"]) in text, name
     for name in (
-        "verify_chain", "verify_tree", "gather_kv_", "processors", "count_tokens_", "sample", "in_transformers_ten",
-        "end_to_end_medusa",
+        "verify_chain", "verify_tree", "gather_kv_", "processors", "count_tokens_", "sample", "in_transformers",
+        "in_transformers_ten", "end_to_end_medusa", *chain.from_iterable(FIRST.values()),
     ):  # fmt: skip
         assert as_it_is_now(results(name, INTEL)["command"]) in text, name
 

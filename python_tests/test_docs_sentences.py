@@ -11,7 +11,7 @@ import pytest
 
 from bench import report
 from bench.cascades import report as cascades_report
-from python_tests.docs_figures import AUTO, AUTO_MODEL, AUTO_TREES, CASCADES, decoded, milliseconds, planned
+from python_tests.docs_figures import AUTO, AUTO_MODEL, AUTO_TREES, CASCADES, FIRST, decoded, milliseconds, planned
 from python_tests.docs_tables import AVX2, INTEL, RESULTS, ROOT, agrees, results
 from specdec_kernels import analysis
 
@@ -124,6 +124,18 @@ def test_what_is_said_of_a_chosen_length_is_of_the_results() -> None:
     measured_of.append(min(goals[size][-3] for size in ("eight", "code-edit, eight")))
     for said, measured in zip((*one.groups(), *more.groups()), measured_of, strict=True):
         assert float(said) <= measured < float(said) + 1e-3
+
+
+def test_what_is_said_of_first_calls_is_of_the_results() -> None:
+    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    figures = r" ([\d.]+)(?:,| and| times)" * 4
+    said = re.search(r"first calls of one, two, four and eight .{,60} at least" + figures, text)
+    assert said
+    for figure, names in zip(said.groups(), FIRST.values(), strict=True):
+        rows = [found for name in names for found in results(name, INTEL)["rows"]]
+        least = min(found["ratio"] for found in rows)
+        assert float(figure) <= least < float(figure) + 1e-2
+        assert not any(found["batches_differing"] for found in rows)
 
 
 def test_what_is_said_of_trees_that_are_chosen_is_of_the_results() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -294,8 +295,24 @@ def test_a_draft_may_be_of_fewer_tokens_for_some(auto: bool) -> None:
     assert out.stats.num_drafted > 0 and set(out.provenance[1:].flatten().tolist()) == {Provenance.BONUS}
 
 
+def test_reading_prompts_is_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that stands still otherwise."""
+    now, target = [0.0], TableRunner.random()
+    prefill = target.prefill
+
+    def read(prompt: Any) -> None:
+        now[0] += 10
+        prefill(prompt)
+
+    monkeypatch.setattr(target, "prefill", read)
+    module = importlib.import_module("specdec_kernels.decoding.generate")
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    stats = sk.generate(target, prompts(4, vocab=23)[0], drafter=sk.NgramDrafter(2), max_new_tokens=3).stats
+    assert (stats.seconds_prefill, stats.seconds_decode) == (10, 0)
+
+
 def test_a_drafter_is_prepared_before_it_proposes() -> None:
-    """In the rehearsal of "auto", too; and is given the room that a step has."""
+    """And is given the room that a step has."""
 
     class Prepared(RepeatLast):
         ready = False

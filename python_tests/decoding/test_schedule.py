@@ -457,9 +457,7 @@ def test_rows_are_assumed_to_be_cheap_on_a_gpu() -> None:
 
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 def test_a_seed_reproduces(acceptance: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By nominal costs, and with the tables that a first call and the next one chose by, which they learned from a
-    clock of this test.
-    """
+    """By nominal costs, and with the tables by which a first call and the next one chose."""
     module, clock = sys.modules["specdec_kernels.decoding.generate"], np.random.default_rng(0).uniform(1, 1.1, 1000)
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=iter(clock.cumsum()).__next__))
     target, ids = TableRunner.random(), torch.cat([prompts(9, 9, vocab=23)[0]] * 2, 1)
