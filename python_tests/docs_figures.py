@@ -150,7 +150,7 @@ def adaptive_trees(label: str, column: str) -> Expected:
     return [found[key] for key in (("ratio", "ratio_low", "ratio_high") if auto else ("ratio",))]
 
 
-def replayed(label: str, column: str, name: str = "replay", folder: Path = AVX2) -> Expected:
+def replayed(label: str, column: str, name: str = "replay", folder: Path = INTEL) -> Expected:
     """The same by replay: for "auto" with the batches' tenth percentile, for the best fixed number with that number."""
     (prompts, sampling), (batch, way) = label.split(", "), column.split(": ")
     at = {"prompts": prompts, "temperature": float(sampling != "greedy"), "batch": int(batch)}
@@ -168,7 +168,7 @@ def of_matches(label: str, column: str) -> Expected:
     matched = 0 if label == "none" else int(label)
     if drafter == "lookup" and matched in (0, 4):
         return []
-    found = row({"lookup": "replay", "n-gram model": "replay_ngrams"}[drafter], AVX2, matched=matched)
+    found = row({"lookup": "replay", "n-gram model": "replay_ngrams"}[drafter], INTEL, matched=matched)
     return [found["first" if what == "the first" else "later"]]
 
 

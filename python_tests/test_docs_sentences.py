@@ -157,7 +157,7 @@ def test_what_is_said_of_trees_that_are_chosen_is_of_the_results() -> None:
 def test_what_is_said_of_replays_is_of_the_results(name: str) -> None:
     text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
     said = re.findall(r"is nowhere below ([\d.]+), and has ([\d.]+) or more of the best fixed K", text)
-    rows = [found for found in results(name, AVX2)["rows"] if "batch" in found]
+    rows = [found for found in results(name, INTEL)["rows"] if "batch" in found]
     ratios, shares = [], []
     for of in {(found["prompts"], found["temperature"], found["batch"]) for found in rows}:
         by = {
