@@ -70,7 +70,7 @@ def test_near_the_best_fixed_length_and_never_much_below_plain(
         rate(AutoSchedule(len(alphas), 1000, learned(seconds)), seconds, alphas, noise=noise, seed=seed)
         for seed in range(3 if noise else 1)
     ]
-    assert np.mean(got) > 0.97 * plain
+    assert min(got) > 0.97 * plain
     assert np.mean(got) > 0.9 * best
 
 
@@ -186,6 +186,26 @@ def test_a_cost_that_was_thought_too_high_is_found_by_tries() -> None:
     assumed = LearnedCosts.assumed(True, 8, None, 1, on_gpu=False)
     assert assumed.at(0)[1] == pytest.approx(1.295, rel=1e-3)
     assert share_of_one(assumed, true) > 0.95
+
+
+def test_a_comparison_that_was_disturbed_does_not_end_drafting_for_good() -> None:
+    """Its step took three times as long: a draft token looks far too dear, in that call and in some after it."""
+    true, costs = np.array([1.0, 1.1, 1.65, 2.7]), LearnedCosts.assumed(True, 8, None, 1, on_gpu=False)
+    for step, (choice, seconds) in enumerate([(1, true[1]), (0, true[0]), (1, 3 * true[1])]):
+        costs.learn(step, choice, seconds)
+    assert costs.at(3)[1] > 2 * true[1]
+    for call in range(20):
+        costs = costs.continued()
+        rate(AutoSchedule(8, 32, costs), true, [0.6] * 8, tokens=32, seed=call)
+    assert share_of_one(costs.continued(), true) > 0.95
+
+
+def test_what_is_too_dear_is_tried_again_so_seldom_that_it_costs_little() -> None:
+    costs, spent = LearnedCosts.assumed(True, 4, None, 1, on_gpu=False), []
+    for call in range(120):
+        spent.append(4 / rate(AutoSchedule(4, 32, costs), DEAR, [0.4] * 4, tokens=32, noise=0.05, seed=call))
+        costs = costs.continued()
+    assert np.mean(spent[20:]) < 1.01  # of plain decoding's time
 
 
 def test_it_comes_back_when_the_text_changes() -> None:

@@ -152,20 +152,26 @@ class LearnedCosts:
         Places in the table of the lengths that calls before it have drafted.
     compared : bool
         See `CostTable`.
+    guess : ndarray, optional
+        Like `seconds`, what the first call assumed; None: `seconds`.
     """
 
     _CHANGE = 0.0017  # of the variances, with each ratio, so that what changes is noticed: about the last 25 count
     _LARGEST_SURPRISE = 0.7  # in natural logarithm: a step that was interrupted says no more than that
+    # How far a call that compares nothing takes them back to the guess, at most, and less the more comparisons there
+    # were: else what looked too dear once, maybe as a step was interrupted, would never be tried again.
+    _FADING = 0.2
     # Standard deviations before anything was measured, in those of a step's time: of the work beside a plain step's,
     # which is dear or cheap at all lengths alike, and of each length alone.
     _ALIKE, _ALONE = 30.0, 1.0
 
     def __init__(
         self, seconds: NDArray[np.float64], covariance: NDArray[np.float64], ahead: float = 0.0,
-        before: Iterable[int] = (), compared: bool = True,
+        before: Iterable[int] = (), compared: bool = True, guess: NDArray[np.float64] | None = None,
     ) -> None:  # fmt: skip
         self.ahead = self._left = ahead
         self.compared = compared
+        self._guess = seconds if guess is None else guess
         self._log = np.log(seconds)
         self._covariance = covariance
         self._met = {0, *before}
@@ -224,5 +230,10 @@ class LearnedCosts:
 
     def continued(self) -> LearnedCosts:
         """For the next call: what is known now."""
-        compared = self.compared or len(self._revisions) > 1
-        return LearnedCosts(np.exp(self._log), self._covariance, self._left, self._met, compared)
+        compares, log = len(self._revisions) > 1, self._log
+        if not compares:
+            known = self._covariance
+            variance = known.diagonal() + known[0, 0] - 2 * known[0]  # of the ratio to a plain step
+            log = log + self._FADING * variance / (variance + 2) * (np.log(self._guess) - log)
+        compared = self.compared or compares
+        return LearnedCosts(np.exp(log), self._covariance, self._left, self._met, compared, self._guess)

@@ -40,8 +40,8 @@ def begin_costs(steps: Steps) -> LearnedCosts:
         draft, draft_condition = drafter.runner.costs_as()
         draft_key = Identity(draft), draft_condition
     num_nodes, max_depth = (drafter.num_nodes, drafter.max_depth) if isinstance(drafter, TreeDrafter) else (None, 1)
-    size = num_nodes, max_depth
-    key = (type(drafter), size, draft_key, state.batch_size, torch.get_num_threads(), condition, type(steps))
+    size = num_nodes, max_depth, state.batch_size
+    key = (type(drafter), size, draft_key, torch.get_num_threads(), condition, type(steps))
     target = Identity(model)
     if target not in _known:
         weakref.finalize(model, _known.pop, target, None)
