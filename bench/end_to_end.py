@@ -169,6 +169,7 @@ class Result:
     """What one configuration did on one prompt set at one temperature: one number per round."""
 
     tokens: list[int] = field(default_factory=list)
+    timed_tokens: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     differing: int = 0
@@ -176,18 +177,20 @@ class Result:
 
     def begin_round(self) -> None:
         self.tokens.append(0)
+        self.timed_tokens.append(0)
         self.steps.append(0)
         self.seconds.append(0.0)
 
     def add(self, timed: Timed, plain: Timed | None) -> None:
         output = timed.output
         self.tokens[-1] += output.stats.num_tokens
+        self.timed_tokens[-1] += output.stats.num_tokens_decode
         self.steps[-1] += output.stats.num_steps
         self.seconds[-1] += timed.seconds
         self.differing += plain is not None and not torch.equal(output.tokens, plain.output.tokens)
 
     def rates(self) -> list[float]:
-        return [n / s for n, s in zip(self.tokens, self.seconds, strict=True)]
+        return [n / s for n, s in zip(self.timed_tokens, self.seconds, strict=True)]
 
 
 def measure(

@@ -69,6 +69,7 @@ class ReadOnce(LeanLlama):
     def __init__(self, model: Any, most: int = 1, ids: torch.Tensor | None = None) -> None:
         super().__init__(model, ids=ids)
         self.most = most
+        self.gives_rows = False  # the first step reads nothing that could be kept
         self.read: dict[tuple[Any, ...], list[torch.Tensor]] = {}
 
     def prefill(self, prompt: Prompt) -> None:

@@ -2,7 +2,7 @@
 
 ``python examples/own_loop.py`` (or with ``bfloat16``, or ``compile``) decodes with the demo's model, plainly and with
 lookup, and prints the time of a step. `sk.generate` needs a `Runner` with `start` and `forward`; for trees also
-`forward_tree` and `keep_path`.
+`forward_tree` and `keep_path`, and to read the prompt in the first step `forward_rows`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class LeanLlama(Runner):
     """
 
     name = "LeanLlama"
-    takes_trees = True
+    takes_trees = gives_rows = True
 
     def __init__(self, model: Any, compile: bool = False, ids: Tensor | None = None) -> None:
         config, backbone = model.config, model.model
@@ -141,11 +141,13 @@ class LeanLlama(Runner):
             layer.keys, layer.values = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))
 
     def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
-        # Rejected tokens need no rollback: their rows are overwritten before any token can see them.
-        positions = starts[:, None] + torch.arange(tokens.shape[1], device=self.device)
-        mask = torch.arange(self.visible(bound), device=self.device) <= positions[:, None, :, None]
-        x = self.run(tokens, positions, positions, mask)
+        x = self.run_text(tokens, starts, bound)
         return self.logits(x, tokens.shape) if need_logits else None
+
+    def forward_rows(self, tokens: Tensor, starts: Tensor, bound: int, rows: Tensor) -> Tensor:
+        x = self.run_text(tokens, starts, bound)
+        first = tokens.shape[1] * torch.arange(self.batch, device=self.device)[:, None]
+        return self.logits(x[(first + rows).flatten()], rows.shape)
 
     def forward_tree(self, tokens: Tensor, starts: Tensor, tree: sk.DraftTree, bound: int) -> tuple[Tensor, None]:
         rows = starts[:, None] + torch.arange(tokens.shape[1], device=self.device)
@@ -166,6 +168,12 @@ class LeanLlama(Runner):
     def places(self, rows: Tensor) -> Tensor:
         """Where the `rows` of each sequence, ``[batch, n]``, lie in the cache: ``[batch * n]``."""
         return (rows + self.capacity * torch.arange(self.batch, device=self.device)[:, None]).flatten()
+
+    def run_text(self, tokens: Tensor, starts: Tensor, bound: int) -> Tensor:
+        # Rejected tokens need no rollback: their rows are overwritten before any token can see them.
+        positions = starts[:, None] + torch.arange(tokens.shape[1], device=self.device)
+        mask = torch.arange(self.visible(bound), device=self.device) <= positions[:, None, :, None]
+        return self.run(tokens, positions, positions, mask)
 
     def run(self, tokens: Tensor, positions: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
         cos, sin = (table[positions.flatten().clamp(max=len(table) - 1), None] for table in self.rotation)
@@ -195,7 +203,8 @@ def main(arguments: list[str]) -> None:
         for text in texts:
             ids, _ = prompts.encode(tokenizer, [text])
             out = sk.generate(runner, ids, drafter=drafter, sampling=sk.SamplingParams(0.0), max_new_tokens=64)
-            milliseconds = 1e3 * out.stats.seconds_decode / out.stats.target_forwards
+            steps = out.stats.target_forwards - 1  # the first one is prefill, as it reads the prompt
+            milliseconds = 1e3 * out.stats.seconds_decode / steps
             print(f"{type(drafter).__name__}: {milliseconds:.1f} ms a step, {out.stats.tokens_per_second:.1f} tokens/s")
     with torch.inference_mode():
         runner.start(Prompt(ids, torch.tensor([ids.shape[1]]), [ids[0].numpy()]), 256)

@@ -74,7 +74,7 @@ class Configuration:
 
     @property
     def seconds_per_token(self) -> float:
-        return self.total("seconds_decode") / self.total("num_tokens")
+        return self.total("seconds_decode") / self.total("num_tokens_decode")
 
 
 def configurations(

@@ -76,11 +76,11 @@ def test_random_trees_are_a_matter_of_their_seed() -> None:
 
 
 def test_auto_is_set_against_the_best_fixed_length_round_by_round() -> None:
-    plain = end_to_end.Result([10] * 3, [10] * 3, [1.0, 4.0, 2.0])
+    plain = end_to_end.Result([10] * 3, [10] * 3, [10] * 3, [1.0, 4.0, 2.0])
     results = {
-        PLAIN: plain, ("lookup", 3): end_to_end.Result([20, 10, 20], [9] * 3, plain.seconds),
-        ("lookup", 7): end_to_end.Result([9] * 3, [9] * 3, plain.seconds),
-        ("lookup", "auto"): end_to_end.Result([18, 10, 18], [9] * 3, plain.seconds),
+        PLAIN: plain, ("lookup", 3): end_to_end.Result([20, 10, 20], [20, 10, 20], [9] * 3, plain.seconds),
+        ("lookup", 7): end_to_end.Result([9] * 3, [9] * 3, [9] * 3, plain.seconds),
+        ("lookup", "auto"): end_to_end.Result([18, 10, 18], [18, 10, 18], [9] * 3, plain.seconds),
     }  # fmt: skip
     found = {t["what"]: t["measured"] for t in end_to_end.targets_of(end_to_end.rows_of("chat", 1.0, results))}
     assert found["auto, any set: smallest ratio to plain"] == pytest.approx(1.8)

@@ -80,6 +80,17 @@ class TableRunner(Runner):
         return self.table[self.text.gather(1, positions), tokens]
 
 
+class ReadingTable(TableRunner):
+    """Reads prompts in the first step."""
+
+    gives_rows = True
+
+    def forward_rows(self, tokens: Tensor, starts: Tensor, bound: int, rows: Tensor) -> Tensor:
+        logits = self.forward(tokens, starts, bound)
+        assert logits is not None
+        return logits.gather(1, rows[:, :, None].expand(-1, -1, logits.shape[2]))
+
+
 class NarrowTable(TableRunner):
     """The same with logits of some ids alone."""
 
@@ -193,7 +204,7 @@ class HostSyncs(torch.overrides.TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class CapturableTable(TableRunner):
+class CapturableTable(ReadingTable):
     """Works on the values of its tensors alone, and counts how often it is called."""
 
     capturable = True

@@ -64,8 +64,8 @@ def test_a_pipe_gets_the_answer_alone(small: None, capsys: pytest.CaptureFixture
     printed = capsys.readouterr()
     assert printed.out == report["text"] + "\n" == "".join(report["texts"]) + "\n"
     assert len(report["tokens"]) == len(report["origins"]) == len(report["texts"]) == report["stats"]["num_tokens"]
-    assert printed.err.startswith(f"{len(report['tokens'])} tokens in ") and printed.err.count("\n") == 1
-    assert " s of prefill: " in printed.err
+    assert printed.err.startswith(f"{len(report['tokens'])} tokens, ") and printed.err.count("\n") == 1
+    assert " s of prefill, the others in " in printed.err
 
 
 def test_log_probabilities_stand_beside_the_tokens(small: None, capsys: pytest.CaptureFixture[str]) -> None:

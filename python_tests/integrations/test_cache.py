@@ -60,6 +60,24 @@ def test_decoder_logits_are_those_of_a_full_forward(model_type: str, window: int
     assert worst(model(texts).logits, ragged_pieces(model, texts, prompt)) < TOLERANCE
 
 
+@pytest.mark.parametrize("model_type", sorted(DECODERS))
+@torch.inference_mode()
+def test_logits_of_some_rows_are_those_of_a_full_forward(model_type: str) -> None:
+    model = tiny(model_type)
+    texts = torch.randint(3, VOCAB, (2, 60), generator=torch.Generator().manual_seed(1))
+    prompt = Prompt(texts[:, :1], torch.ones(2, dtype=torch.int64), [])
+    runner = as_runner(model, "test")
+    runner.start(prompt, 80)
+    rows = torch.tensor([[12, 13, 14], [21, 22, 3]])
+    logits = runner.forward_rows(texts[:, :24], torch.zeros(2, dtype=torch.int64), 24, rows)
+    full = model(texts).logits
+    expected = full.gather(1, rows[:, :, None].expand(-1, -1, full.shape[2]))
+    assert float((logits - expected).abs().max() / full.abs().max()) < TOLERANCE
+    start = torch.tensor([14, 23])
+    after = runner.forward(texts.gather(1, start[:, None] + torch.arange(4)), start, 27)
+    assert after is not None and worst(full, [(start, after)]) < TOLERANCE
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 @torch.inference_mode()

@@ -184,7 +184,7 @@ class _WatchedRunner(Runner):
     def __init__(self, inner: Runner, log: _Log) -> None:
         self._inner, self._log = inner, log
         for name in Runner.__annotations__:
-            if name != "capturable":  # its notes are taken on the host
+            if name not in ("capturable", "gives_rows"):  # its notes are taken on the host, of steps without prompts
                 setattr(self, name, getattr(inner, name))
 
     def start(self, prompt: Prompt, capacity: int) -> None:

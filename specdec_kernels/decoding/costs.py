@@ -200,10 +200,10 @@ class LearnedCosts:
 
     def learn(self, step: int, choice: int, seconds: float | None) -> None:
         """Take in the time of this step, whose draft was of that place in the table; None: that says nothing."""
+        if seconds is None:
+            return
         if choice not in self._met:
             self._met.add(choice)
-            return
-        if seconds is None:
             return
         time = float(np.log(seconds))
         if self._last is not None and self._last[0] != choice:

@@ -207,7 +207,9 @@ def generate(
         emit = emitter(streamer, prompt.host_tokens, cleanup)
         cleanup.callback(runner.finish)
         runner.start(prompt, state.capacity)
-        runner.prefill(prompt)
+        if runner.gives_rows and not isinstance(drafter, TreeDrafter):
+            state.unread_from = prompt.last_piece
+        runner.prefill(prompt if state.unread_from is None else prompt.up_to(state.unread_from + 1))
         steps = cleanup.enter_context(begin_steps(state, runner, drafter, ends))
         synchronize(state.device)
         started = time.perf_counter()
@@ -217,16 +219,18 @@ def generate(
         while state.host_active.any():
             if isinstance(schedule, ForesightSchedule):
                 schedule.look(_foresight(state, drafter))
-            launched = time.perf_counter()
+            reads, launched = state.unread_from is not None, time.perf_counter()
             result, asked = steps.next_result(schedule)
-            seconds = time.perf_counter() - launched
+            over = time.perf_counter()
             result = stopper.cut(state, result)
             if state.masks is not None:
                 state.masks.commit(of_each(result.tokens, result))
             drafter.commit(state, result)
-            schedule.note(result, seconds if steps.steady else None)
+            schedule.note(result, over - launched if steps.steady and not reads else None)
             recorder.add(result)
             recorder.target_forwards += 1
+            if reads:
+                started, recorder.num_tokens_prefill = over, int(result.num_tokens.sum())
             recorder.draft_steps += asked
             emit(result)
             advance(result)

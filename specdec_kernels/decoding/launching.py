@@ -60,6 +60,7 @@ class Steps:
         while len(self._under_way) <= self._lag(schedule) and self._something_left():
             wanted = schedule.next()
             self._under_way.append((wanted, self._launch(wanted, schedule)))
+            self.state.unread_from = None
         wanted, outcome = self._under_way.popleft()
         asked = self.state.asks_drafter(int(self.state.draft_limits(wanted).max()))
         return self.state.take_in(self._fetch(outcome)), asked

@@ -46,9 +46,12 @@ class GenerationStats:
     drafted_per_position, accepted_per_position : ndarray
         ``[longest draft]`` int64: steps whose draft reached the position (from 0); steps in which it was accepted.
     target_forwards, draft_steps : int
-        Forwards of the target over the batch, prefill not counted; steps in which the drafter was asked.
+        Forwards of the target over the batch that tokens came from; steps in which the drafter was asked.
     seconds_prefill, seconds_decode : float
-        Wall clock, in seconds; the first includes starting the drafter.
+        Wall clock, in seconds; the first includes starting the drafter. Where the first step reads the last part of the
+        prompts (`Runner.gives_rows`), it belongs to prefill.
+    num_tokens_decode : int
+        Of `num_tokens`, those emitted after prefill.
     costs : CostTable or None
         What "auto" chose draft lengths by; None where it did not.
     """
@@ -64,6 +67,7 @@ class GenerationStats:
     draft_steps: int
     seconds_prefill: float
     seconds_decode: float
+    num_tokens_decode: int
     costs: CostTable | None = None
 
     @property
@@ -92,8 +96,8 @@ class GenerationStats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens emitted a second of decoding (prefill not counted), over all sequences."""
-        return self.num_tokens / self.seconds_decode if self.seconds_decode > 0 else float("nan")
+        """Tokens emitted a second of decoding (prefill not counted), over all sequences; NaN if there was none."""
+        return self.num_tokens_decode / self.seconds_decode if self.seconds_decode > 0 else float("nan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +166,8 @@ class Recorder:
     ----------
     target_forwards, draft_steps : int
         See `GenerationStats`; the loop counts.
+    num_tokens_prefill : int
+        Tokens that prefill emitted; the loop counts.
     """
 
     def __init__(self, batch_size: int, max_new_tokens: int, max_draft_tokens: int, num_top: int | None = None) -> None:
@@ -172,7 +178,7 @@ class Recorder:
         self.num_tokens = np.zeros(batch_size, dtype=np.int64)
         self.status = np.zeros(batch_size, dtype=np.int64)
         self.steps = self.drafted = self.accepted = self.rejected = 0
-        self.target_forwards = self.draft_steps = 0
+        self.target_forwards = self.draft_steps = self.num_tokens_prefill = 0
         self.drafted_per_position = np.zeros(max_draft_tokens, dtype=np.int64)
         self.accepted_per_position = np.zeros(max_draft_tokens, dtype=np.int64)
         self._rows = np.arange(batch_size)[:, None]
@@ -204,10 +210,11 @@ class Recorder:
     def stats(self, seconds: Seconds, costs: CostTable | None = None) -> GenerationStats:
         """The counts so far, and the times."""
         reached = int((self.drafted_per_position > 0).sum())
+        num_tokens = int(self.num_tokens.sum())
         return GenerationStats(
-            int(self.num_tokens.sum()), self.steps, self.drafted, self.accepted, self.rejected,
+            num_tokens, self.steps, self.drafted, self.accepted, self.rejected,
             self.drafted_per_position[:reached], self.accepted_per_position[:reached],
-            self.target_forwards, self.draft_steps, *seconds, costs,
+            self.target_forwards, self.draft_steps, *seconds, num_tokens - self.num_tokens_prefill, costs,
         )  # fmt: skip
 
     def output(

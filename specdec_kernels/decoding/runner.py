@@ -46,6 +46,19 @@ class Prompt:
         """Tokens of the longest decoder prompt."""
         return self.tokens.shape[1]
 
+    @property
+    def last_piece(self) -> int | None:
+        """Where the last piece that `Runner.prefill` feeds begins; None: there is none, or not all prompts reach it."""
+        first = (self.longest - 2) // PREFILL_ROWS * PREFILL_ROWS
+        return first if first >= 0 and min(map(len, self.host_tokens)) > first else None
+
+    def up_to(self, length: int) -> Prompt:
+        """The first `length` tokens of each."""
+        host_tokens = [one[:length] for one in self.host_tokens]
+        return replace(
+            self, tokens=self.tokens[:, :length], lengths=self.lengths.clamp(max=length), host_tokens=host_tokens
+        )
+
     def clamped(self, vocab: int) -> Prompt:
         """As a model with `vocab` ids reads it: ids beyond them become its last one."""
         source, host_source = self.source_tokens, self.host_source
@@ -82,6 +95,8 @@ class Runner(ABC):
         shapes, `bound` and `need_logits` alone: a replay does not call it.
     takes_trees : bool
         True: `forward_tree` and `keep_path` work.
+    gives_rows : bool
+        True: `forward_rows` works. Then the first step reads the last part of the prompts, which saves a forward.
     num_embeddings : int or None
         Ids that it can read, which may be more than it gives logits for; None: all of the target's.
     hidden_size : int or None
@@ -101,6 +116,7 @@ class Runner(ABC):
     decoder_start: int | None = None
     capturable: bool = False
     takes_trees: bool = False
+    gives_rows: bool = False
     num_embeddings: int | None = None
     hidden_size: int | None = None
     end_ids: tuple[int, ...] = ()
@@ -143,6 +159,23 @@ class Runner(ABC):
             drafts and texts; their rows are not read.
         """
 
+    def forward_rows(self, tokens: Tensor, starts: Tensor, bound: int, rows: Tensor) -> Tensor:
+        """As `forward`, but multiply only some rows by the LM head.
+
+        Parameters
+        ----------
+        tokens, starts, bound
+            As of `forward`.
+        rows : Tensor
+            ``[batch, r]`` int64: of each sequence's `n` tokens, those whose logits are needed.
+
+        Returns
+        -------
+        Tensor
+            ``[batch, r, vocab]`` logits.
+        """
+        raise NotImplementedError(f"{self.name} gives no logits of some rows alone")
+
     def forward_tree(self, tokens: Tensor, starts: Tensor, tree: DraftTree, bound: int) -> tuple[Tensor, Tensor | None]:
         """Feed a tree of tokens: each attends to what stands before the root, to its ancestors and to itself.
 
@@ -179,7 +212,10 @@ class Runner(ABC):
         raise NotImplementedError(f"{self.name} takes no trees")
 
     def prefill(self, prompt: Prompt) -> None:
-        """Feed every prompt token but the last, which the first decoding step feeds."""
+        """Feed every prompt token but the last, which the first decoding step feeds.
+
+        Where `gives_rows`, `generate` leaves the last piece to that step.
+        """
         for first in range(0, prompt.longest - 1, PREFILL_ROWS):
             rows = min(PREFILL_ROWS, prompt.longest - 1 - first)
             starts = torch.full_like(prompt.lengths, first)

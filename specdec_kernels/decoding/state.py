@@ -99,6 +99,9 @@ class DecodingState:
         How many ids are listed beside each emitted token, with log-probabilities; None: there are none.
     epsilon, delta : float
         Of acceptance "typical".
+    unread_from : int or None
+        Until the first step is launched: it reads the prompts from this position on, which nobody has read yet. None:
+        all but their last tokens have been read.
     masks : Masks or None
         Of a grammar: ``masks.after(drafts)`` says what it lets follow a draft. None: there is none.
 
@@ -129,6 +132,7 @@ class DecodingState:
     processors: Processors | None = None
     num_top: int | None = None
     masks: Masks | None = None
+    unread_from: int | None = None
 
     @staticmethod
     def begin(

@@ -81,10 +81,7 @@ def _verify_chain(
     num_drafted = num_drafted.masked_fill(~state.active, -1)
 
     # The op finds and flags tokens that are no ids; the model is not asked about them.
-    tokens = torch.cat([state.last_tokens(), draft.tokens.clamp(0, state.vocab_size - 1)], dim=1)
-    runner.expect(lambda: torch.arange(width + 1, device=tokens.device) <= num_drafted[:, None])
-    logits = runner.forward(tokens, state.lengths - 1, longest + width)
-    assert logits is not None
+    logits = _forward(state, runner, draft.tokens.clamp(0, state.vocab_size - 1), num_drafted, longest)
     # a step without a draft draws a token, even where trees are verified by another rule
     rule = "token" if state.acceptance == "typical" else state.acceptance
     out = verify_chain(
@@ -108,6 +105,25 @@ def _verify_chain(
     num_drafted = torch.minimum(num_drafted, _is_id(draft.tokens, state).long().cumprod(1).sum(1))
     ended = ((out.status & int(Status.BAD_DRAFT)) != 0) & state.active
     return out, torch.where(ended, out.num_accepted.long(), num_drafted), logits
+
+
+def _forward(state: DecodingState, runner: Runner, drafted: Tensor, num_drafted: Tensor, longest: int) -> Tensor:
+    """``[batch, width + 1, vocab]``: the target's logits at the texts' last tokens and at `drafted`, once it has read what
+    is unread of the prompts.
+    """
+    width = drafted.shape[1]
+    if state.unread_from is None:
+        tokens, starts = torch.cat([state.last_tokens(), drafted], dim=1), state.lengths - 1
+        runner.expect(lambda: torch.arange(width + 1, device=tokens.device) <= num_drafted[:, None])
+        logits = runner.forward(tokens, starts, longest + width)
+        assert logits is not None
+        return logits
+    rows = state.next_positions(width + 1) - 1 - state.unread_from
+    tokens = state.tokens[:, state.unread_from : longest + width].scatter(1, rows[:, 1:], drafted)
+    last = rows[:, :1] + num_drafted[:, None]
+    runner.expect(lambda: torch.arange(tokens.shape[1], device=tokens.device) <= last)
+    starts = torch.full_like(state.lengths, state.unread_from)
+    return runner.forward_rows(tokens, starts, longest + width, rows)
 
 
 def _verify_tree(

@@ -241,7 +241,9 @@ def _figures(output: GenerationOutput) -> str:
         f"; {stats.acceptance_rate:.0%} of {stats.num_drafted} draft tokens accepted" if stats.num_drafted else ""
     )
     flags = f"; status: {Status(int(output.status[0]))!r}" if output.status[0] else ""
+    first = stats.num_tokens - stats.num_tokens_decode
     return (
-        f"{stats.num_tokens} tokens in {stats.seconds_decode:.2f} s after {stats.seconds_prefill:.2f} s of prefill: "
+        f"{stats.num_tokens} tokens, {first} of them in {stats.seconds_prefill:.2f} s of prefill, "
+        f"the others in {stats.seconds_decode:.2f} s: "
         f"{stats.tokens_per_second:.1f} tokens/s, {stats.mean_acceptance_length:.2f} a step{accepted}{flags}"
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -120,6 +121,7 @@ class DecoderRunner(TransformersRunner):
 
     def __init__(self, model: Any, token_map: TokenMap | None = None) -> None:
         super().__init__(model, token_map)
+        self.gives_rows = self.hidden_size is not None
         # Rows past a sequence's limit are never used, but their positions must still lie within a table that ends.
         self._last_position = model.config.max_position_embeddings - 1 if positions_end(model.config) else None
         self._windows = attention_windows(model.config)
@@ -135,14 +137,27 @@ class DecoderRunner(TransformersRunner):
         self.cache = None
 
     def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
+        run = self.model if need_logits else self.model.base_model
+        output = self._forward(run, tokens, starts, bound)
+        return output.logits if need_logits else None
+
+    def forward_rows(self, tokens: Tensor, starts: Tensor, bound: int, rows: Tensor) -> Tensor:
+        def needed(hidden: Tensor) -> Tensor:
+            return hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[2]))
+
+        with self._before_head(needed):
+            logits: Tensor = self._forward(self.model, tokens, starts, bound).logits
+        return logits
+
+    def _forward(self, run: Any, tokens: Tensor, starts: Tensor, bound: int) -> Any:
+        """The output of the model, or its backbone, for rows of texts."""
         assert self.cache is not None
         place = self.cache.place(starts, tokens.shape[1], bound)
         masks = {
             kind: causal_mask(place.positions, place.visible, self.dtype, window)
             for kind, window in self._windows.items()
         }
-        output = self._run(self.model if need_logits else self.model.base_model, tokens, place.positions, masks)
-        return output.logits if need_logits else None
+        return self._run(run, tokens, place.positions, masks)
 
     def forward_tree(self, tokens: Tensor, starts: Tensor, tree: DraftTree, bound: int) -> tuple[Tensor, Tensor | None]:
         assert self.cache is not None
@@ -152,18 +167,24 @@ class DecoderRunner(TransformersRunner):
         }
         if self.hidden_size is None:
             return self._run(self.model, tokens, starts[:, None] + tree.position_ids, masks).logits, None
-        # What enters the LM head: models differ in what they do to it before, and to the logits after.
-        # Other threads may be running the same model.
         hidden: list[Tensor] = []
+        with self._before_head(hidden.append):
+            output = self._run(self.model, tokens, starts[:, None] + tree.position_ids, masks)
+        return output.logits, hidden[-1]
+
+    @contextmanager
+    def _before_head(self, see: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
+        """Show `see` what enters the LM head, which instead takes what it returns: models differ in what they do to it
+        before, and to the logits after. Other threads may be running the same model.
+        """
         head, thread = self.model.get_output_embeddings(), threading.get_ident()
         watch = head.register_forward_pre_hook(
-            lambda head, inputs: hidden.append(inputs[0]) if threading.get_ident() == thread else None
+            lambda head, inputs: see(inputs[0]) if threading.get_ident() == thread else None
         )
         try:
-            output = self._run(self.model, tokens, starts[:, None] + tree.position_ids, masks)
+            yield
         finally:
             watch.remove()
-        return output.logits, hidden[-1]
 
     def keep_path(self, accepted_nodes: Tensor, starts: Tensor) -> None:
         assert self.cache is not None
