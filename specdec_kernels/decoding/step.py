@@ -108,8 +108,8 @@ def _verify_chain(
 
 
 def _forward(state: DecodingState, runner: Runner, drafted: Tensor, num_drafted: Tensor, longest: int) -> Tensor:
-    """``[batch, width + 1, vocab]``: the target's logits at the texts' last tokens and at `drafted`, once it has read what
-    is unread of the prompts.
+    """``[batch, width + 1, vocab]``: the target's logits at the texts' last tokens and at `drafted`, once it has read
+    what is unread of the prompts.
     """
     width = drafted.shape[1]
     if state.unread_from is None:
