@@ -119,7 +119,7 @@ def _forward(state: DecodingState, runner: Runner, drafted: Tensor, num_drafted:
         assert logits is not None
         return logits
     rows = state.next_positions(width + 1) - 1 - state.unread_from
-    tokens = state.tokens[:, state.unread_from : longest + width].scatter(1, rows[:, 1:], drafted)
+    tokens = state.tokens[:, state.unread_from : state.prompt.longest + width].scatter(1, rows[:, 1:], drafted)
     last = rows[:, :1] + num_drafted[:, None]
     runner.expect(lambda: torch.arange(tokens.shape[1], device=tokens.device) <= last)
     starts = torch.full_like(state.lengths, state.unread_from)
