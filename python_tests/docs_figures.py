@@ -12,7 +12,19 @@ from typing import Any
 from bench import machine
 from python_tests.docs_gpu import goals_on_gpu, on_gpu, samples_on_gpu
 from python_tests.docs_peers import best_peers, chain_with_avx2, span_of, tree_with_avx2
-from python_tests.docs_tables import AVX2, CASES, INTEL, RESULTS, ROOT, Expected, against, results, row, size_of, tables
+from python_tests.docs_tables import (
+    CASES,
+    ICE_LAKE,
+    INTEL,
+    RESULTS,
+    ROOT,
+    Expected,
+    against,
+    results,
+    row,
+    size_of,
+    tables,
+)
 from specdec_kernels import analysis
 
 PLAN = RESULTS / "plan.json"
@@ -96,8 +108,8 @@ def end_to_end(label: str, column: str) -> Expected:
 
 
 AUTO: dict[str, tuple[str, Path]] = {  # of lookups and n-gram models, by the number of sequences decoded together
-    "one": ("end_to_end_auto", AVX2), "two": ("end_to_end_auto_2", INTEL), "four": ("end_to_end_auto_4", INTEL),
-    "eight": ("end_to_end_auto_8", AVX2), "code-edit, eight": ("end_to_end_auto_8_code_edit", AVX2),
+    "one": ("end_to_end_auto", ICE_LAKE), "two": ("end_to_end_auto_2", ICE_LAKE), "four": ("end_to_end_auto_4", INTEL),
+    "eight": ("end_to_end_auto_8", ICE_LAKE),
 }  # fmt: skip
 AUTO_MODEL = {  # of the trained draft model
     "one": ("end_to_end_auto_model", INTEL), "two": ("end_to_end_auto_model_2", INTEL),
@@ -111,7 +123,7 @@ def adaptive(label: str, column: str, drafter: str = "lookup") -> Expected:
     way, _, stops = column.partition(", ")
     number = "auto" if way == '"auto"' else int(way.removeprefix("K = "))
     of = AUTO_MODEL if drafter == "model" else AUTO
-    name, folder = of.get(f"{prompts}, {size}", of[size])
+    name, folder = of[size]
     if number not in results(name, folder)["settings"]["lengths"]:
         return []
     found = row(
@@ -183,7 +195,9 @@ def in_transformers(label: str, column: str) -> Expected:
     way = {"its own": "transformers", "ours": "specdec_kernels", 'ours, "auto"': "specdec_kernels, auto"}[column]
     if way == "transformers" and batch != "1":
         return []
-    return [row("in_transformers", INTEL, prompts=prompts, batch=int(batch), sampling=sampling, way=way)["ratio_cpu"]]
+    return [
+        row("in_transformers", ICE_LAKE, prompts=prompts, batch=int(batch), sampling=sampling, way=way)["ratio_cpu"]
+    ]
 
 
 WAYS = {

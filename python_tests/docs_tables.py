@@ -12,6 +12,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results/amd-epyc-2-cores-avx512"
 INTEL = ROOT / "bench/results/intel-r-xeon-r-processor-2-cores-avx512"
+ICE_LAKE = ROOT / "bench/results/intel-r-xeon-r-processor-2-80ghz-2-cores-avx512"
 AVX2 = ROOT / "bench/results/amd-epyc-2-cores-avx2"
 CASES = {  # from a heading's words to those of the results
     "T = 1": "T=1", "truncated": "truncated", "greedy": "greedy", "one-hot draft": "one-hot", "block": "block",
