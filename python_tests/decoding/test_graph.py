@@ -251,18 +251,18 @@ def run(target: Any = None, drafter: Drafter | None = None, **kw: Any) -> Genera
 def test_a_replay_runs_no_model_code(cuda: FakeCuda) -> None:
     target, draft = CapturableTable(TARGET), CapturableTable(NEAR)
     out = run(target, sk.ModelDrafter(draft))
-    # the prompt, two ordinary steps and the capture; from then on nothing
-    assert target.forwards == [3] + 3 * [4] and draft.forwards == [3] + 3 * [2, 1, 1]
+    # a step with the prompt, two ordinary ones and the capture; from then on nothing
+    assert target.forwards == [3 + 4] + 3 * [4] and draft.forwards == [3] + 4 * [2, 1, 1]
     assert out.stats.target_forwards > 6
 
 
 def test_warm_up_check_capture_replay_in_this_order(cuda: FakeCuda) -> None:
     out = run()
     start, end = cuda.log.index("check"), len(cuda.log)
-    assert cuda.log[:start] == ["streams meet", "record"]  # an ordinary step first
+    assert cuda.log[:start] == ["streams meet", "record", "record", "wait"]  # the first with the prompt
     assert cuda.log[start:end].count("check") == 1 and cuda.log.index("capture") > start
     assert cuda.log.index("replay") == cuda.log.index("capture") + 1 and cuda.log[-1] == "drain"
-    assert cuda.log.count("replay") == out.stats.target_forwards - graph.WARM_UP_STEPS  # none after the end
+    assert cuda.log.count("replay") == out.stats.target_forwards - 1 - graph.WARM_UP_STEPS  # none after the end
     assert cuda.current is not cuda.capture_arguments[0]["stream"], "the stream of the caller is the current one again"
 
 
@@ -439,7 +439,8 @@ def test_a_capture_under_a_check_that_was_on_already(cuda: FakeCuda) -> None:
         cuda.set_sync_debug_mode("default" if cuda.captures() else "error")
 
     assert torch.equal(run(streamer=check).tokens, run().tokens)
-    assert cuda.log[: cuda.log.index("capture")].count("check") == 2 and cuda.get_sync_debug_mode() == 0
+    # the streamer's after each of two steps, the third step's own, and the streamer's again after that
+    assert cuda.log[: cuda.log.index("capture")].count("check") == 4 and cuda.get_sync_debug_mode() == 0
 
 
 def test_an_interrupt_leaves_nothing_under_way(cuda: FakeCuda) -> None:

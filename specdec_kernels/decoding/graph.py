@@ -7,9 +7,10 @@ memory, one step late where the drafter works on the device and the draft length
 thrown away.
 
 A graph is fixed to the number of draft tokens and to the rows of the cache that attention sees, the next power of two
-that holds every sequence: a text that outgrows it has its step captured again. The first steps of each such shape are
-ordinary ones on the side stream of the capture, which warms up everything that torch sets up at first use; one of them
-runs under torch's check for synchronisations, because a capture that fails midway leaves torch's allocator in disorder.
+that holds every sequence: a text that outgrows it has its step captured again. The first steps of each such shape, not
+counting one that reads prompts, are ordinary ones on the side stream of the capture, which warms up everything that
+torch sets up at first use; one of them runs under torch's check for synchronisations, because a capture that fails
+midway leaves torch's allocator in disorder.
 All graphs of a call share one memory pool: they run one after the other on one stream, and a later step needs nothing
 of an earlier one except its outcome, which is kept.
 """
@@ -256,6 +257,8 @@ class CapturedSteps(Steps):
         """Replay `step`; in the first runs of its shape run it, then capture it."""
         found = self._graphs.get(shape)
         self.steady = found is not None or not self._captures
+        if self.state.unread_from is not None:  # a step with the prompts has rows of its own
+            return step()
         if found is None and self._captures:
             self._runs[shape] += 1
             if self._runs[shape] == WARM_UP_STEPS:
