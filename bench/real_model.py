@@ -66,10 +66,11 @@ class ReadOnce(LeanLlama):
         As of `LeanLlama`.
     """
 
+    gives_rows = False  # reading is to be apart from the first step
+
     def __init__(self, model: Any, most: int = 1, ids: torch.Tensor | None = None) -> None:
         super().__init__(model, ids=ids)
         self.most = most
-        self.gives_rows = False  # the first step reads nothing that could be kept
         self.read: dict[tuple[Any, ...], list[torch.Tensor]] = {}
 
     def prefill(self, prompt: Prompt) -> None:

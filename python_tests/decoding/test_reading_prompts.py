@@ -17,6 +17,7 @@ from python_tests.decoding.fake_cuda import FakeCuda, both, same
 from python_tests.decoding.models import CapturableTable, ReadingTable, RepeatLast, TableRunner, near_table, prompts
 from python_tests.decoding.tree_models import Fixed, TreeTable
 from specdec_kernels.decoding import schedule
+from specdec_kernels.decoding.costs import LearnedCosts
 from specdec_kernels.drafters import Drafter
 
 LOOP = importlib.import_module("specdec_kernels.decoding.generate")  # the name is also the function's
@@ -116,6 +117,26 @@ def test_times_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stats.tokens_per_second == stats.num_tokens_decode / stats.seconds_decode
     once = run(reads, 6, max_new_tokens=1).stats
     assert once.num_tokens == 1 and once.num_tokens_decode == 0 and once.tokens_per_second != once.tokens_per_second
+
+
+def test_it_is_told_which_tokens_are_a_sequence_s_own() -> None:
+    class Told(ReadingTable):
+        def expect(self, real: Callable[[], Tensor]) -> None:
+            told.append(real())
+
+    told = list[Tensor]()
+    run(Told(TABLE), 2, 4, drafter=RepeatLast(), max_new_tokens=3)
+    assert told[0].int().tolist() == [[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 0]]  # two draft tokens after each prompt
+
+
+def test_a_step_that_teaches_nothing_is_no_first_one() -> None:
+    """The first timed step of a length is not learned from, and a step with the prompts is not timed."""
+    costs = LearnedCosts.assumed(False, 1, None, 1, False)
+    for step, (choice, seconds) in enumerate([(1, None), (0, 1.0), (1, 5.0), (0, 1.0)]):
+        costs.learn(step, choice, seconds)
+    assert len(costs.table.steps) == 1
+    costs.learn(4, 1, 5.0)
+    assert len(costs.table.steps) == 2
 
 
 def test_no_runner_needs_it() -> None:
