@@ -126,7 +126,10 @@ def test_it_is_told_which_tokens_are_a_sequence_s_own() -> None:
 
     told = list[Tensor]()
     run(Told(TABLE), 2, 4, drafter=RepeatLast(), max_new_tokens=3)
-    assert told[0].int().tolist() == [[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 0]]  # two draft tokens after each prompt
+    assert told[0].int().tolist() == [
+        [1, 1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 1, 1, 0],
+    ]  # two draft tokens after each prompt
 
 
 def test_a_step_that_teaches_nothing_is_no_first_one() -> None:
