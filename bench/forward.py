@@ -13,7 +13,6 @@ from __future__ import annotations
 import bench.waiting  # noqa: F401  # isort: skip
 
 import argparse
-import random
 import statistics
 import sys
 import time
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bench import machine, real_model
+from bench import machine, real_model, timing
 from examples.own_loop import LeanLlama
 from specdec_kernels import assets, pack_linear_weights
 from specdec_kernels.decoding import Prompt, Runner
@@ -70,20 +69,6 @@ def forwards(runner: Runner, ids: torch.Tensor) -> dict[int, Callable[[], Any]]:
     return {n: partial(runner.forward, ids[:, CONTEXT : CONTEXT + n], start, CONTEXT + n) for n in ROWS}
 
 
-def timed(calls: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, list[float]]:
-    """Seconds of each call, which take turns in an order shuffled each time."""
-    seconds: dict[Any, list[float]] = {key: [] for key in calls}
-    order, shuffled = list(calls), random.Random(0)
-    for turn in range(rounds + 2):  # two to warm up
-        shuffled.shuffle(order)
-        for key in order:
-            began = time.perf_counter()
-            calls[key]()
-            if turn >= 2:
-                seconds[key].append(time.perf_counter() - began)
-    return seconds
-
-
 def shares(call: Callable[[], Any], times: int = 20) -> dict[str, float]:
     """The parts of a call, as shares of its time; they sum to 1."""
     with profile(activities=[ProfilerActivity.CPU]) as seen:
@@ -114,12 +99,12 @@ def _measured(arguments: argparse.Namespace) -> None:
     runners = ways(model)
     calls = {(way, n): call for way, (runner, _) in runners.items() for n, call in forwards(runner, ids).items()}
     before = machine.read_gb_per_s()
-    seconds = timed(calls, arguments.rounds)
+    seconds = timing.take_turns(calls, arguments.rounds, warm_up=2)
     rate = max(before, machine.read_gb_per_s())
     rows: list[dict[str, Any]] = []
     for (way, n), samples in seconds.items():
         low, middle, high = statistics.quantiles(samples, n=4)
-        row = {
+        row: dict[str, Any] = {
             "way": way, "rows": n, "median_us": middle * 1e6, "q25_us": low * 1e6, "q75_us": high * 1e6,
             "floor_us": runners[way][1] / rate / 1e3,
         } | shares(calls[way, n])  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
+import timeit
 import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,13 +39,7 @@ def text(length: int, seed: int, vocab: int = 32000) -> NDArray[np.int64]:
 
 def seconds(function: Callable[[], Any], repeats: int, calls: int = 1) -> float:
     """Return the median over `repeats` of the time of one call, in seconds; each sample runs `calls` of them."""
-    samples = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(calls):
-            function()
-        samples.append((time.perf_counter() - start) / calls)
-    return statistics.median(samples)
+    return statistics.median(timeit.repeat(function, repeat=repeats, number=calls)) / calls
 
 
 def measure(new_index: Any, context: int, repeats: int) -> dict[str, float]:

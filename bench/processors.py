@@ -43,7 +43,7 @@ NUM_TOP = 5  # likeliest ids beside each emitted token
 LARGEST_BATCH = 128  # of the step whose memory is reported
 
 
-def as_transformers(request: Request, words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:
+def as_transformers(request: Request, _words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:
     """A row at a time, by transformers' own processors; what they lack (frequency and presence) by indexing."""
     from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
@@ -69,15 +69,10 @@ def compiled() -> Callable[..., Tensor]:
 
 
 def measured(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each call; in every round they run one after the other."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    """Median seconds of each call."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    for _ in range(repeats + 1):
-        for name, call in calls.items():
-            began = clock()
-            call()
-            seconds[name].append(clock() - began)
-    return {name: statistics.median(each[1:]) for name, each in seconds.items()}
+    seconds = timing.take_turns(calls, repeats, warm_up=1, clock=clock)
+    return {name: statistics.median(each) for name, each in seconds.items()}
 
 
 def comparable_calls(case: Case, rng: torch.Generator) -> tuple[dict[str, Callable[[], Any]], int]:

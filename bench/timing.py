@@ -9,13 +9,14 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 Call = Callable[[Any], Any]
+Key = TypeVar("Key", bound=Hashable)
 
 SHORTEST_TIMING = 200e-6  # seconds: several shorter calls are timed together
 LEAST_REPEATS = 5
@@ -85,6 +86,25 @@ def interleave(
     finally:
         gc.enable()
     return samples
+
+
+def take_turns(
+    calls: Mapping[Key, Callable[[], Any]], rounds: int, *, warm_up: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[Key, list[float]]:
+    """The seconds of each of `calls`, all of which run once a round, in an order shuffled each time.
+
+    So a busy moment of the machine hits all alike. The first `warm_up` rounds are not among `rounds`.
+    """
+    seconds: dict[Key, list[float]] = {key: [] for key in calls}
+    order, shuffled = list(calls), random.Random(0)
+    for turn in range(warm_up + rounds):
+        shuffled.shuffle(order)
+        for key in order:
+            began = clock()
+            calls[key]()
+            if turn >= warm_up:
+                seconds[key].append(clock() - began)
+    return seconds
 
 
 def _time(sample: Samples, sets: Sequence[Any], bytes_of: Callable[[Any, Any], int], hot: bool) -> None:

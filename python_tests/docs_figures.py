@@ -13,6 +13,7 @@ from bench import machine
 from python_tests.docs_gpu import goals_on_gpu, on_gpu, samples_on_gpu
 from python_tests.docs_peers import best_peers, chain_with_avx2, span_of, tree_with_avx2
 from python_tests.docs_tables import (
+    BENCHMARKS,
     CASES,
     ICE_LAKE,
     INTEL,
@@ -29,7 +30,7 @@ from specdec_kernels import analysis
 
 PLAN = RESULTS / "plan.json"
 CASCADES = machine.RESULTS / "cascades"
-PAGES = ("docs/benchmarks.md", "docs/what-it-gains.md", "README.md")
+PAGES = (*BENCHMARKS, "docs/what-it-gains.md", "README.md")
 LOOKUP, NGRAMS = "greedy, lookup, K = 7", "T = 1, n-gram model, K = 3"  # columns
 
 

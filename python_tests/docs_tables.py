@@ -22,6 +22,13 @@ CASES = {  # from a heading's words to those of the results
 
 FIGURE = r"\d+(?:\.\d+)?"
 Expected = list[float]
+BENCHMARKS = ("docs/benchmarks.md", "docs/benchmarks-drafts.md", "docs/benchmarks-gpu.md")
+
+
+@cache
+def prose(*pages: str) -> str:
+    """The pages' text in one line."""
+    return " ".join(" ".join((ROOT / page).read_text() for page in pages).split())
 
 
 @cache

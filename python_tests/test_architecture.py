@@ -54,7 +54,7 @@ that of a package whose files stand in another layer ("ops.*") for the package's
 
 INDEPENDENT = {
     "testing": ("checks", "laws", "sampling", "tree", "types"),
-    "audit": ("checks", "options", "testing", "sampling", "tree"),
+    "audit": ("checks", "options", "testing", "testing.counts", "sampling", "tree"),
 }
 """Rooms that import these alone, and that nothing but each other and the command imports: what judges the package is
 not made of it."""

@@ -1,4 +1,4 @@
-"""Every figure in a table of docs/benchmarks.md, docs/what-it-gains.md and README.md is that of bench/results.
+"""Every figure in a table of the pages of benchmarks, docs/what-it-gains.md and README.md is that of bench/results.
 
 A table is announced by a comment, ``<!-- figures: NAME -->``; `NAMES` of docs_figures.py says what its cells must hold,
 given the words of its first column and of its heading. A table without such a comment fails, unless it is in
@@ -19,12 +19,14 @@ from python_tests.docs_figures import AUTO, AUTO_MODEL, CASCADES, FIRST, GOALS, 
 from python_tests.docs_peers import best_peers
 from python_tests.docs_tables import (
     AVX2,
+    BENCHMARKS,
     FIGURE,
     ICE_LAKE,
     INTEL,
     RESULTS,
     ROOT,
     agrees,
+    prose,
     results,
     tables,
 )  # fmt: skip
@@ -120,8 +122,8 @@ def as_it_is_now(command: str) -> str:
 
 
 def test_the_commands_are_those_of_the_results() -> None:
-    """Each result that docs/benchmarks.md quotes appears there with the command that produced it."""
-    text = as_it_is_now(" ".join((ROOT / "docs/benchmarks.md").read_text().replace("\\\n", "").split()))
+    """Each result that the pages of benchmarks quote appears there with the command that produced it."""
+    text = as_it_is_now(prose(*BENCHMARKS).replace("\\ ", ""))
     for name in (
         "end_to_end", "end_to_end_quote", "medusa_trees", "vllm_engine",
         "forward", "end_to_end_own", "draft_model",

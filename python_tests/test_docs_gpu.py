@@ -7,14 +7,14 @@ import re
 import pytest
 
 from python_tests.docs_gpu import GPU, on_gpu
-from python_tests.docs_tables import ROOT, agrees, results
+from python_tests.docs_tables import BENCHMARKS, agrees, prose, results
 
 if not GPU.exists():
     pytest.skip("a source distribution holds no results", allow_module_level=True)
 
 
 def test_trials_on_the_gpu_are_said_as_they_were() -> None:
-    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split("**Changed since", 1)[1].split())
+    text = prose(*BENCHMARKS).split("**Changed since", 1)[1]
     trials = results("trials", GPU)["runs"]
 
     def said(run: int, provider: str, case: str, *batches: int) -> list[str]:
@@ -39,12 +39,12 @@ def test_trials_on_the_gpu_are_said_as_they_were() -> None:
 
 
 def test_readme_s_sentence_on_the_gpu_is_that_of_the_results() -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
+    text = prose("README.md")
     said = re.search(r"took (\d+) µs at T = 1 and (\d+) µs truncated.* took ([\d.]+) and ([\d.]+) times as long", text)
     plain, cut = (on_gpu(f"{case}, 128", "CUDA, µs (floor)")[0] for case in ("T = 1", "truncated"))
     peers = [on_gpu(f"{case}, 128", "vLLM V2")[0] for case in ("T = 1", "truncated")]
     assert said and all(map(agrees, said.groups(), (plain, cut, *peers)))
-    result, page = results("verify_chain", GPU), " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    result, page = results("verify_chain", GPU), prose(*BENCHMARKS)
     without = [
         row["median_us"] for case in ("T=1", "truncated") for row in result["rows"]
         if row["provider"] == "cuda, no draft_stats" and row["id"] == f"{case} V=128256 B=128 K=5 bfloat16 cold graph"
@@ -69,4 +69,4 @@ def test_where_triton_is_faster_is_that_of_the_results() -> None:
         "faster than the CUDA kernels for one sequence at T = 1 and greedily, for 1 and 8 with one-hot drafts and "
         "under the block rule, and for `TokenV3` from 32 on."
     )
-    assert sentence in " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    assert sentence in prose(*BENCHMARKS)

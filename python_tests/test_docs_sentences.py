@@ -12,7 +12,7 @@ import pytest
 from bench import report
 from bench.cascades import report as cascades_report
 from python_tests.docs_figures import AUTO, AUTO_MODEL, AUTO_TREES, CASCADES, FIRST, decoded, milliseconds, planned
-from python_tests.docs_tables import AVX2, INTEL, RESULTS, ROOT, agrees, results
+from python_tests.docs_tables import AVX2, BENCHMARKS, INTEL, RESULTS, agrees, prose, results
 from specdec_kernels import analysis
 
 if not RESULTS.exists():
@@ -20,7 +20,7 @@ if not RESULTS.exists():
 
 
 def test_what_means_would_say_instead_of_medians_is_of_the_results() -> None:
-    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    text = prose(*BENCHMARKS)
     said = re.search(r"A ratio of means is ([\d.]+) to ([\d.]+) times that of medians, ([\d.]+) in the middle", text)
     found = []
     for folder in (INTEL, AVX2):
@@ -34,7 +34,7 @@ def test_what_means_would_say_instead_of_medians_is_of_the_results() -> None:
 
 
 def test_readme_s_sentence_on_decoding_is_that_of_the_results() -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
+    text = prose("README.md")
     said = re.search(
         r"lookup makes SmolLM2-135M ([\d.]+) to ([\d.]+) times as fast greedily, ([\d.]+) to ([\d.]+) at T = 1", text
     )
@@ -44,7 +44,7 @@ def test_readme_s_sentence_on_decoding_is_that_of_the_results() -> None:
 
 
 def test_what_is_said_of_the_draft_model_is_that_of_its_results() -> None:
-    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    text = prose(*BENCHMARKS)
     found = results("draft_model")
     said = re.search(r"peak of memory is (\d+) MB plainly and (\d+) MB with the draft", text)
     assert said and all(map(agrees, said.groups(), (size / 1e6 for size in found["settings"]["peak_bytes"].values())))
@@ -60,7 +60,7 @@ def test_what_is_said_of_the_draft_model_is_that_of_its_results() -> None:
 
 
 def test_what_a_loop_of_our_own_gains_is_told_from_what_speculation_does() -> None:
-    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    text = prose(*BENCHMARKS)
     by: dict[Any, dict[str, float]] = {}
     for found in results("in_transformers_ten", INTEL)["rows"]:
         by.setdefault((found["prompts"], found["sampling"]), {})[found["way"]] = found["ratio"]
@@ -87,7 +87,7 @@ def test_what_a_loop_of_our_own_gains_is_told_from_what_speculation_does() -> No
 
 
 def test_at_least_is_no_more_than_was_measured() -> None:
-    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split("## A trained draft model", 1)[1].split())
+    text = prose(*BENCHMARKS).split("## A trained draft model", 1)[1]
     four = ", ".join([r"([\d.]+)"] * 3) + r" and ([\d.]+)"
     said = re.search(
         rf'For one, two, four and eight "auto" has at least {four} times .{{,60}} at least {four} times that of', text
@@ -100,7 +100,7 @@ def test_at_least_is_no_more_than_was_measured() -> None:
 
 
 def test_what_stopping_gains_is_of_the_results() -> None:
-    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    text = prose(*BENCHMARKS)
     by: dict[Any, dict[Any, float]] = {}
     for found in results(*AUTO_MODEL["one"])["rows"]:
         way = found["drafter"], found["num_speculative_tokens"]
@@ -114,7 +114,7 @@ def test_what_stopping_gains_is_of_the_results() -> None:
 
 
 def test_what_is_said_of_a_chosen_length_is_of_the_results() -> None:
-    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    text = prose(*BENCHMARKS)
     one = re.search(r"everywhere at least ([\d.]+) times plain .{,99} of the rounds ([\d.]+) times that of the", text)
     pair = r" ([\d.]+) and ([\d.]+)"
     more = re.search(rf"two together{pair}, four{pair}, eight{pair}\.", text)
@@ -126,7 +126,7 @@ def test_what_is_said_of_a_chosen_length_is_of_the_results() -> None:
 
 
 def test_what_is_said_of_first_calls_is_of_the_results() -> None:
-    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    text = prose(*BENCHMARKS)
     figures = r" ([\d.]+)(?:,| and| times)" * 4
     said = re.search(r"first calls of one, two, four and eight .{,60} at least" + figures, text)
     assert said
@@ -138,7 +138,7 @@ def test_what_is_said_of_first_calls_is_of_the_results() -> None:
 
 
 def test_what_is_said_of_trees_that_are_chosen_is_of_the_results() -> None:
-    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    text = prose(*BENCHMARKS)
     figures = r"least ([\d.]+) times plain decoding's speed here, .{,50} down to (\d\.\d+)\. .{,40} has ([\d.]+) or"
     said = re.search(figures, text)
     found = [results(name, INTEL) for name in AUTO_TREES.values()]
@@ -154,7 +154,7 @@ def test_what_is_said_of_trees_that_are_chosen_is_of_the_results() -> None:
 
 @pytest.mark.parametrize("name", ["replay", "replay_ngrams"])
 def test_what_is_said_of_replays_is_of_the_results(name: str) -> None:
-    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    text = prose(*BENCHMARKS)
     said = re.findall(r"is nowhere below ([\d.]+), and has ([\d.]+) or more of the best fixed K", text)
     rows = [found for found in results(name, INTEL)["rows"] if "batch" in found]
     ratios, shares = [], []
@@ -173,7 +173,7 @@ def test_what_is_said_of_replays_is_of_the_results(name: str) -> None:
 
 
 def test_the_command_of_typical_acceptance_is_that_of_its_results() -> None:
-    assert results("typical")["command"] in (ROOT / "docs/what-it-gains.md").read_text()
+    assert results("typical")["command"] in prose("docs/what-it-gains.md")
 
 
 def near(row: dict[str, Any], measured: float, kind: str, share: float = 0.1) -> bool:
@@ -181,7 +181,7 @@ def near(row: dict[str, Any], measured: float, kind: str, share: float = 0.1) ->
 
 
 def test_what_is_said_of_the_plan_is_that_of_its_results() -> None:
-    text = " ".join((ROOT / "docs/what-it-gains.md").read_text().split())
+    text = prose("docs/what-it-gains.md")
     assert planned()["command"] in text
     rows = planned()["rows"]
     missed = {
@@ -220,7 +220,7 @@ def test_what_is_said_of_the_plan_is_that_of_its_results() -> None:
 def test_the_sentence_on_draft_lengths_is_that_of_the_results() -> None:
     tables = cascades_report._draft_lengths(json.loads((CASCADES / "draft-lengths.json").read_text()))
     assert tables in (CASCADES / "README.md").read_text()
-    text = " ".join((ROOT / "docs/choosing-a-rule.md").read_text().split())
+    text = prose("docs/choosing-a-law.md")
     lossless = re.findall(r"takes ([\d.]+), ([\d.]+), ([\d.]+) target calls", tables)
     token_v2 = re.findall(r"\| TokenV2 \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", tables)
     assert len(lossless) == len(token_v2) == 2

@@ -68,7 +68,7 @@ _settings: Settings | None = None
 
 
 def settings() -> Settings:
-    """The settings, read from the environment at the first call.
+    """The settings, read from the environment once: when the package is imported, as loading the kernels asks for them.
 
     Raises
     ------

@@ -37,7 +37,7 @@ def integer(lowest: int, highest: int) -> Callable[[str], int]:
 
 
 def number(lowest: float, highest: float) -> Callable[[str], float]:
-    """The same for a number."""
+    """An argparse type for a number in ``[lowest, highest]``; any other text is refused in one sentence."""
 
     def parse(text: str) -> float:
         try:

@@ -395,7 +395,7 @@ class DraftTree:
         return (bits * 2 ** torch.arange(8, device=bits.device)).sum(-1).to(torch.uint8)
 
     def mask_mod(self, context_lengths: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """The same for FlexAttention: ``mask_mod(b, h, q_idx, kv_idx)`` for `create_block_mask`.
+        """The attention mask for FlexAttention: ``mask_mod(b, h, q_idx, kv_idx)`` for `create_block_mask`.
 
         Raises
         ------

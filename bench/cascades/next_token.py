@@ -43,18 +43,18 @@ def ngram_laws(drafter: NgramLMDrafter, tokens: Sequence[int], positions: Sequen
 
 
 def held_out(
-    positions: int, say: assets.Say = assets.print_to_stderr
+    positions: int,
 ) -> tuple[torch.Tensor, Float64, NDArray[np.int64], NDArray[np.int64]]:
     """Target logits ``[positions, vocab]`` float32, the draft's law ``[positions, vocab]``, the true tokens, and the
     problem that each position belongs to.
 
     The last problems of HumanEval: the n-gram model's constants were chosen on the first.
     """
-    model, tokenizer = assets.load_model(say)
-    drafter = NgramLMDrafter(corpus.ngram_table(tokenizer, say))
+    model, tokenizer = assets.load_model(assets.print_to_stderr)
+    drafter = NgramLMDrafter(corpus.ngram_table(tokenizer, assets.print_to_stderr))
     logits, laws, truth, problems = [], [], [], []
     found = 0
-    bar = tqdm(assets.human_eval(say)[::-1], desc="HumanEval", mininterval=5.0, disable=None)
+    bar = tqdm(assets.human_eval(assets.print_to_stderr)[::-1], desc="HumanEval", mininterval=5.0, disable=None)
     for number, problem in enumerate(bar):
         prompt = tokenizer.encode(problem["prompt"], add_special_tokens=False)
         text = [*prompt, *tokenizer.encode(problem["canonical_solution"], add_special_tokens=False)]

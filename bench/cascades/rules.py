@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from specdec_kernels import SamplingParams, laws
 from specdec_kernels.laws import TargetLaw
@@ -153,18 +154,18 @@ def total_variation(a: Float64, b: Float64) -> Float64:
 
 def entropy(law: Float64) -> Float64:
     """``[n]``, in nats."""
-    out: Float64 = -(law * np.log(np.maximum(law, 1e-300))).sum(1)
+    out: Float64 = special.entr(law).sum(1)
     return out
 
 
-def spread_alphas(rule: Rule, x: Laws, shares: Sequence[float], seed: int = 0) -> list[float]:
+def spread_alphas(rule: Rule, x: Laws, shares: Sequence[float]) -> list[float]:
     """For each of `shares` an α with which `rule` still rejects about that share of what lossless verification rejects.
 
     Taken from the distribution of the rule's own statistic over the positions `x`, each weighted by the mass rejected
     there: at most positions both models agree, and α makes no difference.
     """
     cumulative = x.Q.cumsum(1)
-    coins = np.random.default_rng(seed).random(len(cumulative))[:, None] * cumulative[:, -1:]
+    coins = np.random.default_rng(0).random(len(cumulative))[:, None] * cumulative[:, -1:]
     tokens = np.minimum((cumulative <= coins).sum(1), x.Q.shape[1] - 1)
     if rule.by_token:
         rejected = np.maximum(1 - _at(x.P, tokens) / _at(x.Q, tokens), 0)

@@ -227,7 +227,7 @@ def instructions() -> dict[str, float]:
     the machine code has a loop over tiles; empty if there is no code to read.
     """
     objects = sorted(OBJECTS.glob("*.o"))
-    if not objects or sass.find_cuobjdump() is None:
+    if not objects or sass.find_tool("cuobjdump") is None:
         return {}
     found: dict[str, list[float]] = {}
     for path in objects:

@@ -96,13 +96,13 @@ class Kernel(NamedTuple):
                     heapq.heappush(queue, (length + block.length, following, seen, exps))
 
 
-def find_cuobjdump() -> str | None:
-    """CUDA's, else Triton's; None without either."""
-    triton = importlib.util.find_spec("triton")
-    folders = [os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin")]
+def find_tool(name: str) -> str | None:
+    """A program of CUDA: where setup.py looks for nvcc, else Triton's; None without any."""
+    home, triton = os.environ.get("CUDA_HOME"), importlib.util.find_spec("triton")
+    folders = [*([f"{home}/bin"] if home else []), os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"]
     if triton and triton.origin:
         folders.append(str(Path(triton.origin).parent / "backends/nvidia/bin"))
-    return shutil.which("cuobjdump") or shutil.which("cuobjdump", path=os.pathsep.join(folders))
+    return shutil.which(name, path=os.pathsep.join(folders))
 
 
 def blocks_of(code: list[tuple[int, str]]) -> dict[int, Block]:
@@ -143,7 +143,7 @@ def bare(text: str) -> str:
 
 def kernels_of(path: Path, arch: str | None = None) -> list[Kernel]:
     """The kernels in an object file or cubin, of one architecture if it holds several."""
-    tool = find_cuobjdump()
+    tool = find_tool("cuobjdump")
     assert tool, "cuobjdump was not found"
     said = {}
     for what in ("-sass", "-res-usage"):
@@ -177,13 +177,9 @@ def tile_of(kernel: Kernel) -> dict[str, int]:
     return {f"{what}, {loads} loads": n for (what, loads), n in found.items() if n is not None}
 
 
-def find_nvcc() -> str | None:
-    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-
-
 def cuda_scans(folder: Path) -> list[Kernel]:
     """CUDA's scan for each dtype, kind of rows and kind of result."""
-    nvcc, cubin = find_nvcc(), folder / "scan.cubin"
+    nvcc, cubin = find_tool("nvcc"), folder / "scan.cubin"
     assert nvcc, "nvcc was not found"
     flags = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-fmad=false", "-arch=sm_90a", "-cubin", "-I", "csrc"]
     subprocess.run([nvcc, *flags, "csrc/cuda/scan.cu", "-o", str(cubin)], cwd=ROOT, check=True, capture_output=True)

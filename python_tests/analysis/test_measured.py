@@ -117,6 +117,15 @@ def test_costs_are_the_clocks() -> None:
         assert found.c("odd", length) == pytest.approx(4 / (11 * length))
 
 
+def test_a_prompt_may_be_cut_at_the_padding_id() -> None:
+    target, drafters, clock = slow("odd")
+    target.prompt_padding = 3
+    ids = torch.full((1, 200), 5)
+    ids[0, -measured._CONTEXT] = 3
+    found = measured.measure_costs(target, ids, drafters, lengths=[1], batch_size=1, rounds=1, steps=1, clock=clock)
+    assert found.steps[1] == 11.0
+
+
 class SmallTrees(TreeDrafter):
     """Trees of `nodes` nodes, all below the root, where five were announced."""
 

@@ -118,6 +118,14 @@ def test_points_are_those_of_the_rows() -> None:
         assert points(figure, 0, label) == [r[key]["mean"] for r in greedy]
     figure = plots.acceptance_by_position(alone)
     assert points(figure, 1, "medusa") == pytest.approx([0.7, 0.6, 0.5])  # of the longest draft
+    some = [r for r in alone if r["drafter"] == "medusa" or r["temperature"] == 0]  # lookup in one panel of two
+    colors = [
+        c.lines[0].get_color()
+        for axes in plots.acceptance_by_position(some).axes
+        for c in axes.containers
+        if c.get_label() == "medusa"
+    ]
+    assert len(colors) == 2 and len(set(colors)) == 1
     figure = plots.gain_by_batch(ROWS)
     (line,) = (line for line in figure.axes[0].lines if line.get_label() == "lookup, 3")
     assert list(line.get_ydata()) == pytest.approx([1.3, 1.0375])

@@ -77,22 +77,20 @@ def emitted(
 
 
 def block_chain(
-    p: Tensor, q: Tensor, x: Tensor, coins: Tensor, final: Callable[[Tensor], Tensor], lengths: Tensor | None = None,
-    *, stale: bool = False,
-) -> Tensor:  # fmt: skip
+    p: Tensor, q: Tensor, x: Tensor, coins: Tensor, final: Callable[[Tensor], Tensor], *, stale: bool = False
+) -> Tensor:
     """Block verification (Sun et al., 2024); `stale`: test and residual take the weight of the token before."""
     batch, k = x.shape
-    lengths = torch.full((batch,), k) if lengths is None else lengths
     w, count, kept = torch.ones(batch), torch.zeros(batch, dtype=torch.int64), torch.ones(batch)
     for i in range(k):
         before, ids = w, x[:, i : i + 1].clamp_min(0)
         w = (w * (p[:, i].gather(1, ids) / q[:, i].gather(1, ids))[:, 0]).clamp_max(1.0)
         used, after = before if stale else w, min(i + 1, k - 1)
         left = (used[:, None] * p[:, i + 1] - q[:, after]).clamp_min(0).sum(-1)
-        h = torch.where(i == lengths - 1, used, torch.nan_to_num(left / (left + 1 - used), nan=1.0))
-        here = (coins[:, i] < h) & (i < lengths)
+        h = used if i == k - 1 else torch.nan_to_num(left / (left + 1 - used), nan=1.0)
+        here = coins[:, i] < h
         count, kept = torch.where(here, i + 1, count), torch.where(here, used, kept)
-    return emitted(p, q, x, count, lengths, final, excess, torch.where(count == lengths, 1.0, kept))
+    return emitted(p, q, x, count, torch.full((batch,), k), final, excess, torch.where(count == k, 1.0, kept))
 
 
 # --- plain ------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -372,9 +373,27 @@ def test_what_is_refused() -> None:
     with pytest.raises(TypeError, match="audit: verifier must be callable, got int"):
         audit(3)  # type: ignore[arg-type]
     with pytest.raises(
-        TypeError, match="audit: verifier must take what 'flashinfer' is called with, but in every case"
+        TypeError, match="audit: verifier must take and return what 'flashinfer' does, but in every case"
     ):
         audit(lambda: None, "flashinfer", cases=["two ids"], steps=False)
+    with pytest.raises(TypeError, match="case it raises TypeError: tokens must be a tensor, got NoneType"):
+        audit(lambda draft_tokens: None, cases=["two ids"], steps=False)
+
+
+@pytest.mark.parametrize("form", [np.asarray, Tensor.tolist])
+def test_tokens_may_come_as_an_array_or_a_list(form: Callable[[Tensor], Any]) -> None:
+    def verify(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor) -> Any:
+        return form(planted.blocks(stale=False)(target_probs, draft_tokens, draft_probs, uniform_samples))
+
+    assert audit(verify, cases=["two ids"], steps=False).lossless
+
+
+def test_an_older_transformers_function_is_told_whether_the_draft_ended() -> None:
+    def older(ids: Tensor, draft: Tensor, length: int, target: Tensor, is_done_candidate: bool) -> Any:
+        assert is_done_candidate is False
+        return speculative_sampling(ids, draft, length, target, is_done_candidate)
+
+    assert audit(older, "transformers", cases=["two ids"], steps=False, samples=2000).lossless
 
 
 def test_what_cannot_be_asked_is_said() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bench import forward as bench
+from bench import timing
 from examples.own_loop import LeanLlama
 from python_tests.decoding.models import tiny
 from specdec_kernels.integrations.runners import as_runner
@@ -20,7 +21,7 @@ def test_all_rows_are_timed_and_the_parts_are_the_whole() -> None:
     rows: list[dict[str, Any]] = []
     for way, runner in {"transformers": as_runner(model, "test"), "own loop": LeanLlama(model)}.items():
         calls = bench.forwards(runner, ids)
-        seconds = bench.timed(calls, 2)
+        seconds = timing.take_turns(calls, 2, warm_up=2)
         assert all(call().shape[:2] == (1, n) and len(seconds[n]) == 2 for n, call in calls.items())
         rows += [{"way": way, "rows": n, "median_us": 1e6 * max(found)} for n, found in seconds.items()]
         parts = bench.shares(calls[2], times=2)

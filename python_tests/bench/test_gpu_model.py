@@ -126,7 +126,7 @@ def test_instructions_come_from_machine_code_where_it_is(tmp_path: Path, monkeyp
     (tmp_path / "scan.cu.o").touch()
     name = "_ZN7specdec4cuda12_GLOBAL__N_118verify_scan_kernelENS_4ArgsE"
     kernel = SimpleNamespace(name=name, of_a_tile=lambda *counts: {(4, 32): 400}.get(counts))
-    monkeypatch.setattr(model.sass, "find_cuobjdump", lambda: "cuobjdump")
+    monkeypatch.setattr(model.sass, "find_tool", lambda name: name)
     monkeypatch.setattr(model.sass, "kernels_of", lambda path, arch: [kernel])
     known = model.instructions.__wrapped__()
     assert known == {"verify_scan_kernel": 200.0}

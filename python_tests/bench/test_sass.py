@@ -22,7 +22,7 @@ def test_counts_the_shortest_way() -> None:
 
 @pytest.fixture(scope="module")
 def scans(tmp_path_factory: pytest.TempPathFactory) -> list[sass.Kernel]:
-    if sass.find_nvcc() is None or sass.find_cuobjdump() is None:
+    if sass.find_tool("nvcc") is None or sass.find_tool("cuobjdump") is None:
         pytest.skip("needs nvcc and cuobjdump")
     return sass.cuda_scans(tmp_path_factory.mktemp("sass"))
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, full_law, prompts, tiny, unlike_pair
-from python_tests.law.steps import g_test
 from python_tests.law.windows import (
     BATCH,
     CUT,
@@ -31,6 +30,7 @@ from specdec_kernels.comparison import seq_cascade as whole_answers
 from specdec_kernels.comparison import two_models
 from specdec_kernels.decoding import Provenance
 from specdec_kernels.testing import float64_law
+from specdec_kernels.testing.counts import g_test
 
 END = 3  # the id that leaves most answers some length
 GREEDY = sk.SamplingParams(temperature=0.0)

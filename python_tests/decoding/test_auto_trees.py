@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -216,8 +218,28 @@ def test_trees_of_another_size_have_costs_of_their_own() -> None:
     for number, nodes in enumerate((4, 4, 8, 4), 1):
         drafter = sk.NgramTreeDrafter(num_nodes=nodes, max_depth=3)
         out = sk.generate(target, torch.tensor([[5, 6, 7]]), drafter=drafter, max_new_tokens=9, eos_token_id=[])
-        assert len(known_costs._known[known_costs.Identity(target)]) == (1 if number < 3 else 2)
+        assert len(known_costs._known[known_costs.Identity(target)].costs) == (1 if number < 3 else 2)
         assert out.stats.costs is not None and (out.stats.costs.ahead == 0) == (number in (1, 3)), "begun anew"
+
+
+@pytest.mark.parametrize("lasting", ["target", "draft"])
+def test_nothing_is_left_of_a_model_that_is_gone(lasting: str) -> None:
+    """Neither costs nor what would remove them, with the other model of the pair still there."""
+    tables = {"target": TableRunner.random(23), "draft": TableRunner.random(23, seed=1)}
+    ids, kept = torch.tensor([[5, 6, 7]]), []
+    for _ in range(4):
+        pair = tables | {name: TableRunner(one.table) for name, one in tables.items() if name != lasting}
+        draft = sk.ModelDrafter(pair["draft"])
+        sk.generate(pair["target"], ids, drafter=draft, max_new_tokens=4, eos_token_id=[])
+        del pair, draft
+        gc.collect()
+        kept.append((sum(len(of.costs) + len(of.removers) for of in known_costs._known.values()), removers()))
+    assert len(set(kept[1:])) == 1, kept
+
+
+def removers() -> int:
+    """Functions that wait for an object's end."""
+    return len(weakref.finalize._registry)  # type: ignore[attr-defined]
 
 
 # --- on a GPU, and refusals -------------------------------------------------------------------------------------------

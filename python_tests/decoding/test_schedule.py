@@ -163,10 +163,10 @@ def test_after_early_rejections_it_is_tried_again_soon_and_then_later_and_later(
     assert apart[1] <= 10 and (np.diff(apart[1::2]) > 0).all() and apart[-2] > 30
 
 
-def share_of_one(costs: LearnedCosts, true: np.ndarray, calls: int = 40) -> float:
-    """Eight at once, so many calls in a row: tokens a second by "auto", of those by one draft token, which pays."""
+def share_of_one(costs: LearnedCosts, true: np.ndarray) -> float:
+    """Eight at once, 40 calls in a row: tokens a second by "auto", of those by one draft token, which pays."""
     auto = fixed = 0.0
-    for call in range(calls):
+    for call in range(40):
         of: dict[str, Any] = {"alphas": [0.6] * 8, "tokens": 32, "seed": call}
         auto += 1 / rate(AutoSchedule(8, 32, costs), true, **of)
         fixed += 1 / rate(FixedSchedule(1), true, **of)

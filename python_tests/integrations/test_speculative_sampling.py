@@ -13,9 +13,9 @@ from transformers.generation import utils
 
 import specdec_kernels as sk
 from python_tests.decoding.models import prompts, unlike_pair
-from python_tests.law.steps import g_test
 from specdec_kernels.integrations.transformers import speculative_sampling
 from specdec_kernels.testing import ChainProblem, Verify, exact_law, float64_law, target_joint, total_variation
+from specdec_kernels.testing.counts import g_test
 
 VOCAB, DRAFTED = 3, 2
 
@@ -93,6 +93,15 @@ def test_a_token_of_probability_0_is_not_accepted_at_u_0(monkeypatch: pytest.Mon
     target = torch.tensor([[[0.0, -torch.inf, 0.0], [0.0, 0.0, 0.0]]])
     valid, matches = speculative_sampling(torch.tensor([[0, 1]]), torch.zeros(1, 1, 3), 1, target)
     assert int(matches) == 0 and valid.tolist() != [[1]]
+
+
+def test_logits_may_be_float64_and_have_any_strides() -> None:
+    target, draft = torch.randn(1, 3, 9), torch.randn(1, 2, 9)
+    ids, answers = torch.tensor([[4, 1, 2]]), []
+    for change in (lambda t: t, Tensor.double, lambda t: t.mT.contiguous().mT):
+        torch.manual_seed(0)
+        answers.append(speculative_sampling(ids, change(draft), 2, change(target))[0].tolist())
+    assert answers[1:] == answers[:1] * 2
 
 
 def test_what_it_refuses() -> None:

@@ -22,6 +22,7 @@ from python_tests.support import environment
 from specdec_kernels.integrations import vllm as plugin
 from specdec_kernels.integrations.vllm import replacing, v1, v2
 from specdec_kernels.testing import ChainProblem, Verify, exact_law, target_joint, total_variation
+from specdec_kernels.testing.counts import g_test
 
 TOLERANCE = 1e-4
 
@@ -349,7 +350,7 @@ def v2_windows(draw: Callable[..., Tensor], step_stands_still: bool = False) -> 
         counts = torch.zeros(law.shape, dtype=torch.float64).numpy()
         window = text[:, 2 + offset : 2 + offset + steps.WINDOW].numpy()
         steps.np.add.at(counts, tuple(window.T), 1)
-        p_values.append(steps.g_test(counts, law))
+        p_values.append(g_test(counts, law))
     return min(p_values)
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
 import specdec_kernels as sk
 from specdec_kernels.testing import Float64, Verify, float64_law
+from specdec_kernels.testing.counts import g_test
 
 FAMILY_WISE = 1e-6
 FAMILIES = 16  # backends × devices that may run the family in one suite: the level is shared out among them
@@ -163,28 +163,13 @@ def expected_windows(case: StepCase) -> list[Float64]:
     return out
 
 
-def g_test(counts: Float64, law: Float64) -> float:
-    """p-value of the G-test of `counts` against `law`; cells that expect fewer than 10 are pooled. 0 if law excludes a
-    cell seen.
-    """
-    counts, expected = counts.ravel(), law.ravel() * counts.sum()
-    if counts[law.ravel() == 0].any():
-        return 0.0
-    small = expected < 10
-    observed = np.append(counts[~small], counts[small].sum())
-    expected = np.append(expected[~small], expected[small].sum())
-    observed, expected = observed[expected > 0], expected[expected > 0]
-    statistic = 2 * np.sum(observed * np.log(np.where(observed > 0, observed, 1.0) / expected))
-    return float(stats.chi2.sf(statistic, len(observed) - 1))
-
-
-def check_steps(verify: Verify, case: StepCase, device: str = "cpu", batch: int = BATCH) -> None:
+def check_steps(verify: Verify, case: StepCase, device: str = "cpu") -> None:
     """No window of the emitted tokens rejects the target's joint law.
 
     The level is Holm's over all windows of all cases (for "does any reject?" Holm's first step, the smallest p-value
     against level / number of tests, decides).
     """
-    tokens = run_steps(verify, case, device, batch)
+    tokens = run_steps(verify, case, device)
     level = FAMILY_WISE / (FAMILIES * len(CASES) * (LENGTH - WINDOW + 1))
     for offset, law in enumerate(expected_windows(case)):
         window = tokens[:, offset : offset + WINDOW]

@@ -9,8 +9,9 @@ import pytest
 from scipy import stats
 
 import specdec_kernels as sk
-from python_tests.law.steps import CASES, check_steps, g_test, run_steps
+from python_tests.law.steps import CASES, check_steps, run_steps
 from python_tests.support import Backend
+from specdec_kernels.testing.counts import g_test
 
 OP = "verify_chain"
 reference = partial(sk.verify_chain, backend="reference")

@@ -10,11 +10,11 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.decoding.models import NarrowTable, TableRunner
-from python_tests.law.steps import g_test
 from specdec_kernels import laws
 from specdec_kernels.drafters import Drafter
 from specdec_kernels.laws import TargetLaw
 from specdec_kernels.testing import Float64, float64_law, float64_target_law
+from specdec_kernels.testing.counts import g_test
 
 FAMILY_WISE = 1e-6
 BATCH = 24576

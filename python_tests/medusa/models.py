@@ -35,9 +35,9 @@ def formula(heads: MedusaHeads, hidden: torch.Tensor) -> np.ndarray:
     return np.stack(out, axis=1)
 
 
-def patterned(count: int, length: int = 20) -> list[Document]:
+def patterned(count: int) -> list[Document]:
     """Texts that can be learnt: every token is its forerunner's plus one, in a small circle."""
-    return [Document((np.arange(length) + start) % 12 + 3) for start in range(count)]
+    return [Document((np.arange(20) + start) % 12 + 3) for start in range(count)]
 
 
 class Letters:

@@ -256,8 +256,8 @@ def test_learning_rates_warm_up_and_decay() -> None:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def trainable(features: Features, seed: int = 0) -> MedusaHeads:
-    return MedusaHeads.of_model(tiny("llama", seed=seed), 2, choose_vocabulary(features, 12))
+def trainable(features: Features) -> MedusaHeads:
+    return MedusaHeads.of_model(tiny("llama"), 2, choose_vocabulary(features, 12))
 
 
 SHORT = Recipe(steps=90, batch_size=32, learning_rate=2e-2, warm_up_steps=5, checkpoint_every=7, seed=3)

@@ -227,7 +227,11 @@ GOOD: dict[str, Any] = {
         ({"bonus_tokens": 3}, TypeError, "bonus_tokens must be a tensor, got int"),
         ({"bonus_tokens": torch.arange(4, device="meta")}, ValueError, "bonus_tokens must be on cpu, got meta"),
         ({"target_logits": torch.zeros(4, 9)}, ValueError, "target_logits must be [batch, num_draft, vocab], got"),
-        ({"target_logits": torch.zeros(4, 3, 9)}, ValueError, "draft_tokens must be [batch=4, num_draft=3], got"),
+        (
+            {"target_logits": torch.zeros(4, 3, 9)},
+            ValueError,
+            "draft_tokens must be [batch=4, num_draft (target's rows)=3], got",
+        ),
         ({"uniform_samples": torch.zeros(4, 2)}, ValueError, "uniform_samples must be [batch=4, num_draft + 1=3], got"),
         (
             {"processors": sk.Processors(token_bitmask=torch.zeros(4, 3, 1, dtype=torch.int32))},

@@ -49,6 +49,13 @@ def expected(counts: sk.TokenCounts, tokens: Tensor, num_tokens: list[int] | Non
     return [*tensors_of(made), status]
 
 
+def test_counts_made_in_inference_mode_are_added_to_outside_of_it(backend: Backend) -> None:
+    with torch.inference_mode():
+        counts = sk.TokenCounts(backend(torch.tensor([[1, 2]])), 4)
+    status = backend.count_tokens_(counts, backend(torch.tensor([[3]])))
+    assert status.tolist() == [0] and counts.ids.tolist() == [[1, 2, 3, NO_ID, NO_ID, NO_ID]]
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize("most", [9, 3000])
 @pytest.mark.parametrize("n", [0, 1, 6, 32, 33, 100])

@@ -117,6 +117,13 @@ def test_a_copy_on_write_keeps_what_others_have(backend: Backend, rng: torch.Gen
     assert torch.equal(x, before) and bool((copy == -math.inf).any())
 
 
+def test_an_inference_tensor_is_written_to_outside_of_inference_mode(backend: Backend) -> None:
+    with torch.inference_mode():
+        x = backend(torch.tensor([[3.0, 1.0, 2.0]]))
+    backend.mask_logits_(x, sk.SamplingParams(top_k=2))
+    assert x.tolist() == [[3, -math.inf, 2]]
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

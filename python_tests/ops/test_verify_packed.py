@@ -318,7 +318,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"draft_tokens": torch.zeros(6, device="meta").long()}, V, "draft_tokens must be on cpu, got meta"),
     ({"draft_logits": torch.zeros(9, 7)}, V, "draft_logits must be [total=6, vocab=7], got [9, 7]"),
     ({"draft_probs": torch.zeros(6, 7)}, V, "give draft_logits or draft_probs, got both"),
-    ({"draft_stats": STATS}, V, "draft_stats.values must be [total=6, 6=6], got [5, 6]"),
+    ({"draft_stats": STATS}, V, "draft_stats.values must be [total=6, values=6], got [5, 6]"),
     ({"cu_num_draft_tokens": CU.long()}, T, "cu_num_draft_tokens must be int32, got int64"),
     ({"cu_num_draft_tokens": [0, 1]}, T, "cu_num_draft_tokens must be a tensor, got list"),
     ({"cu_num_draft_tokens": CU[None]}, V, "cu_num_draft_tokens must be [batch + 1], got [1, 4]"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -30,6 +31,28 @@ def test_is_the_float64_law(backend: Backend, dtype: torch.dtype, vocab: int, na
     assert probs.dtype == torch.float32 and probs.is_contiguous()
     np.testing.assert_allclose(probs, expected, rtol=1e-5, atol=1e-9)
     np.testing.assert_array_equal(probs > 0, expected > 0)
+
+
+@pytest.mark.parametrize("top_p", [1e-300, 2.0**-126, 1e-37])
+def test_the_smallest_top_p_keeps_the_likeliest_even_where_denormals_are_flushed(
+    backend: Backend, top_p: float
+) -> None:
+    x = backend(torch.tensor([[0.0, 1.0, 2.0]]))
+    torch.set_flush_denormal(True)
+    try:
+        probs = backend.warp_probs(x, sk.SamplingParams(top_p=top_p))
+    finally:
+        torch.set_flush_denormal(False)
+    assert probs.tolist() == [[0, 0, 1]]
+
+
+def test_no_gradient_comes_back(backend: Backend) -> None:
+    x = backend(torch.randn(2, 5)).requires_grad_()
+    probs = backend.warp_probs(x)
+    if probs.requires_grad:
+        with warnings.catch_warnings(action="ignore"):  # torch warns that nothing comes back
+            probs[..., 0].sum().backward()
+    assert x.grad is None
 
 
 def test_widest_vocabulary(backend: Backend, rng: torch.Generator) -> None:

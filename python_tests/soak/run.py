@@ -25,8 +25,8 @@ MOST_GROWTH = 24 << 20  # bytes of resident memory, from the second third of a r
 class Worker:
     """One process: callers in threads, and one in the main thread, which interrupts reach."""
 
-    def __init__(self, seed: int, threads: int, deadline: float, lie: bool) -> None:
-        self.callers = [Requests(seed * 1000 + index, lie) for index in range(threads)]
+    def __init__(self, seed: int, threads: int, deadline: float) -> None:
+        self.callers = [Requests(seed * 1000 + index) for index in range(threads)]
         self.deadline, self.memory, self.interruptible = deadline, list[int](), False
         self.errors: list[str] = []
 
@@ -88,19 +88,19 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def work(seed: int, threads: int, deadline: float, lie: bool, ready: Any, results: Any) -> None:
+def work(seed: int, threads: int, deadline: float, ready: Any, results: Any) -> None:
     """What a process does."""
-    results.put(Worker(seed, threads, deadline, lie).run(ready))
+    results.put(Worker(seed, threads, deadline).run(ready))
 
 
-def soak(minutes: float, threads: int, processes: int, seed: int, lie: bool = False) -> Tally:
+def soak(minutes: float, threads: int, processes: int, seed: int) -> Tally:
     """Run it; what all callers saw."""
     context = multiprocessing.get_context("spawn")
     results, deadline = context.Queue(), time.time() + 60 * minutes
     workers = []
     for index in range(processes):
         ready = context.Event()
-        given = (seed * 100 + index, threads, deadline, lie, ready, results)
+        given = (seed * 100 + index, threads, deadline, ready, results)
         workers.append((context.Process(target=work, args=given, daemon=True), ready))
         workers[-1][0].start()
     chance, whole = random.Random(seed), Tally()

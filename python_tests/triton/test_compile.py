@@ -86,7 +86,7 @@ def test_all_others_compile_without_spills(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.xdist_group("laws")
 def test_a_scan_keeps_to_its_instructions(laws: tuple[list[Row], Path]) -> None:
-    if sass.find_cuobjdump() is None:
+    if sass.find_tool("cuobjdump") is None:
         pytest.skip("needs cuobjdump")
     found: dict[str, list[int]] = {}
     scans = sass.triton_scans_in(laws[1])

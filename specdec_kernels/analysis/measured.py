@@ -369,6 +369,8 @@ def measure_costs(
     context = min(_CONTEXT, input_ids.shape[1], max(held - max(wanted.values()), 1))
     chosen = torch.arange(batch_size) % len(input_ids)
     ids = input_ids[chosen, -context:]
+    if attention_mask is None and context < input_ids.shape[1]:
+        attention_mask = torch.ones_like(input_ids)  # a cut row may begin with the padding id
     mask = None if attention_mask is None else attention_mask[chosen, -context:]
     seconds: defaultdict[int | str, list[float]] = defaultdict(list)
     drafting: defaultdict[tuple[str, int], list[float]] = defaultdict(list)

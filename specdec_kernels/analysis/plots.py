@@ -155,12 +155,14 @@ def acceptance_by_position(rows: Sequence[Row]) -> Figure:
         "acceptance_by_position", "rows", rows, "drafter", "num_speculative_tokens", "temperature", "by_position"
     )
     cases = _cases(rows)
+    drafters = list(dict.fromkeys(row["drafter"] for row in rows))
     figure, axes = _panels(len(cases), 6.2 * min(len(cases), 2), 3.9)
     for panel, (name, temperature) in zip(axes, cases, strict=False):
         chosen = [row for row in rows if (row.get("prompts", ""), row["temperature"]) == (name, temperature)]
-        drafters = list(dict.fromkeys(row["drafter"] for row in chosen))
         for i, drafter in enumerate(drafters):
             of_drafter = [row for row in chosen if row["drafter"] == drafter]
+            if not of_drafter:
+                continue
             longest = max(of_drafter, key=lambda row: row["num_speculative_tokens"])["by_position"]
             points = [
                 (k + 1 + 0.08 * (i - len(drafters) / 2), e["mean"], e["mean"] - e["low"], e["high"] - e["mean"])
@@ -170,7 +172,8 @@ def acceptance_by_position(rows: Sequence[Row]) -> Figure:
             if points:
                 x, mean, below, above = np.array(points).T
                 bars = np.maximum([below, above], 0)
-                panel.errorbar(x, mean, bars, fmt=f"-{_marker(i)}", capsize=3, linewidth=1.5, label=drafter)
+                style: dict[str, Any] = {"fmt": f"C{i}-{_marker(i)}", "capsize": 3, "linewidth": 1.5}
+                panel.errorbar(x, mean, bars, **style, label=drafter)
         _label(panel, _title(name, temperature), "position in the draft", "accepted, of steps that got there")
         panel.set_ylim(-0.03, 1.03)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -293,7 +293,7 @@ class _WatchedDrafter(Drafter):
 
 
 class _WatchedTreeDrafter(_WatchedDrafter, TreeDrafter):
-    """The same of trees."""
+    """The same for trees."""
 
     def __init__(self, inner: TreeDrafter, log: _Log) -> None:
         super().__init__(inner, log)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from scipy import stats
 
 from ..testing import LATTICE, Float64, Int64, TreeProblem, joint_of, target_joint
+from ..testing.counts import g_test
 from .cases import Case
 from .cut import Bisection, Bool
 from .noise import UnknownNoise
@@ -21,8 +21,6 @@ _ONE_BY_ONE = 5000
 """The most samples of a verifier that takes one sequence a call."""
 LEVEL = 1e-7
 """p-values below it are differences."""
-_POOLED = 5.0
-"""Cells of a G-test that expect fewer are merged."""
 
 
 @dataclass
@@ -70,25 +68,6 @@ class Joint:
         if self.samples is not None:
             return self.p_value(expected) > LEVEL
         return self.distance(expected) <= tolerance
-
-
-def g_test(counts: Float64, law: Float64) -> float:
-    """The p-value of counts under a distribution; 0 where something impossible was counted."""
-    seen, expected = counts.ravel(), law.ravel() * counts.sum()
-    if (seen[expected <= 0] > 0).any():
-        return 0.0
-    seen, expected = seen[expected > 0], expected[expected > 0]
-    few = expected < _POOLED
-    if few.any():
-        seen, expected = np.append(seen[~few], seen[few].sum()), np.append(expected[~few], expected[few].sum())
-        if len(expected) > 1 and expected[-1] < _POOLED:  # the rest is itself too rare
-            least = expected[:-1].argmin()
-            seen[least] += seen[-1]
-            expected[least] += expected[-1]
-            seen, expected = seen[:-1], expected[:-1]
-    if len(expected) < 2:
-        return 1.0
-    return float(stats.power_divergence(seen, expected * seen.sum() / expected.sum(), lambda_="log-likelihood").pvalue)
 
 
 class Extractor(Bisection):

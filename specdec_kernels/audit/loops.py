@@ -16,9 +16,10 @@ import torch
 
 from ..sampling import SamplingParams
 from ..testing import Float64, Int64
+from ..testing.counts import g_test
 from . import composed
 from .cases import context_tables
-from .extract import LEVEL, g_test
+from .extract import LEVEL
 from .noise import UnknownNoise
 from .signatures import Signature
 from .step import Step, draw, laws, step_behind

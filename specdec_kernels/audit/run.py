@@ -114,7 +114,7 @@ def audit(
     always = [[m for m, p in joint.failures.items() if p > 0.999 and "TypeError" in m] for _, joint in found]
     if always and all(always):
         raise TypeError(
-            f"audit: verifier must take what {signature!r} is called with, but in every case {always[0][0]}"
+            f"audit: verifier must take and return what {signature!r} does, but in every case {always[0][0]}"
         )
     wrong = [row for row in rows if row.joint is not None and row.lossless is False and not row.joint.failures]
     off = any(row.off or not row.joint.at_ends for row in wrong if row.joint is not None)

@@ -82,7 +82,7 @@ class Signature(ABC):
     def draw(self, step: Step) -> Tensor:
         """``[batch]`` tokens that `draft` draws of ``draft_probs[:, 0]``, at ``positions``."""
         assert self.draft is not None
-        return _call(self.draft, _named(step, drafting=True)).reshape(-1).long()
+        return _call(self.draft, _named(step, drafting=True)).reshape(-1)
 
 
 def _named(step: Step, drafting: bool = False) -> dict[str, Any]:
@@ -141,14 +141,22 @@ def _check_names(function: Verifier, known: tuple[str, ...], what: str) -> None:
 
 
 def _call(function: Verifier, given: dict[str, Any]) -> Tensor:
-    """The function's answer to those arguments that it names."""
-    out = function(**{name: given[name] for name in inspect.signature(function).parameters if name in given})
-    tokens: Tensor = out[0] if isinstance(out, tuple) else out
-    return tokens
+    """The tokens that the function answers to those arguments that it names."""
+    return _tokens(function(**{name: given[name] for name in inspect.signature(function).parameters if name in given}))
+
+
+def _tokens(answer: Any) -> Tensor:
+    """An answer's tokens, int64: all of it, or the first of a tuple."""
+    tokens = answer[0] if isinstance(answer, tuple) and answer else answer
+    if isinstance(tokens, (list, np.ndarray)):
+        tokens = torch.as_tensor(tokens)
+    if not isinstance(tokens, Tensor):
+        raise TypeError(f"tokens must be a tensor, got {type(tokens).__name__}")
+    return tokens.long()
 
 
 class Plain(Signature):
-    """``verify(...) -> tokens [batch, num_draft + 1]``, −1 after the last; or a tuple that begins with them.
+    """``verify(...) -> tokens [batch, num_draft + 1]``, a tensor, −1 after the last; or a tuple that begins with it.
 
     It names the arguments that it wants, out of: ``target_logits`` or ``target_probs [batch, num_draft + 1, vocab]``,
     ``draft_tokens [batch, num_draft]`` int64, ``draft_logits`` or ``draft_probs [batch, num_draft, vocab]`` (None for
@@ -195,14 +203,15 @@ class Plain(Signature):
                     given[name] = None
                 elif step.draft_probs is not None and name == "draft_logits":
                     given[name] = step.draft_probs.log().float()
-        return _call(self.verify, given).long()
+        return _call(self.verify, given)
 
 
 class Transformers(Signature):
     """``verify(candidate_input_ids [1, length], candidate_logits [1, num_draft, vocab], candidate_length, new_logits
     [1, num_draft + 1, vocab]) -> (valid_tokens [1, n + 1], n)``, as ``generation.utils._speculative_sampling``.
 
-    The logits are float32 scores with the sampling parameters in them. Randomness is torch's. One sequence a call.
+    The logits are float32 scores with the sampling parameters in them. Randomness is torch's. One sequence a call. A
+    `verify` that needs ``is_done_candidate``, as up to transformers 5.19, is given False.
 
     A drafter is called as a plain one: by the names of its arguments, and with a batch.
     """
@@ -216,12 +225,15 @@ class Transformers(Signature):
     def emit(self, step: Step) -> Tensor:
         assert step.draft_probs is not None
         out = torch.full((step.batch, step.target_probs.shape[1]), -1)
+        known = _signature(self.verify)
+        done = known.parameters.get("is_done_candidate") if known is not None else None
+        more = {"is_done_candidate": False} if done is not None and done.default is done.empty else {}
         for b in range(step.batch):
             length = int(step.lengths[b])
             ids = torch.cat([torch.zeros(1, 2, dtype=torch.int64), step.draft_tokens[b : b + 1, :length]], 1)
             draft = step.draft_probs[b : b + 1, :length].log().float()
             target = step.target_probs[b : b + 1, : length + 1].log().float()
-            tokens, _ = self.verify(ids, draft, length, target)
+            tokens, _ = self.verify(ids, draft, length, target, **more)
             out[b, : tokens.shape[1]] = tokens[0]
         return out
 
@@ -267,14 +279,13 @@ class VllmV1(Signature):
             lengths.cumsum(0).int(), draft, target if self.takes_probs else target.log(),
             torch.from_numpy(bonus)[:, None].int(), metadata(step),
         )  # fmt: skip
-        return tokens.long()
+        return _tokens(tokens)
 
     def draw(self, step: Step) -> Tensor:
         assert self.draft is not None and step.draft_logits is not None and step.draft_params is not None
         drafting = Step(step.draft_logits, step.target_probs, step.draft_tokens, step.lengths, step.draft_params,
                         generators=step.generators)  # fmt: skip
-        tokens = self.draft(step.draft_logits[:, 0].clone(), metadata(drafting))
-        return (tokens[0] if isinstance(tokens, tuple) else tokens).long()
+        return _tokens(self.draft(step.draft_logits[:, 0].clone(), metadata(drafting)))
 
 
 def metadata(step: Step) -> SimpleNamespace:
@@ -332,15 +343,17 @@ class VllmV2(Signature):
             step.positions[request] + place - 1, torch.arange(step.batch, dtype=torch.int32), request.int(),
             place.int(), temperature, step.seeds, int(lengths.max()),
         )  # fmt: skip
-        return tokens.long().masked_fill(torch.arange(tokens.shape[1], device=tokens.device) >= count[:, None], -1)
+        tokens = _tokens(tokens)
+        return tokens.masked_fill(torch.arange(tokens.shape[1], device=tokens.device) >= count[:, None], -1)
 
     def draw(self, step: Step) -> Tensor:
         assert self.draft is not None and step.draft_logits is not None and step.draft_params is not None
         assert step.positions is not None and step.seeds is not None
-        return self.draft(
+        tokens = self.draft(
             step.draft_logits[:, 0].clone(), torch.arange(step.batch, dtype=torch.int32),
             step.draft_params["temperature"], step.seeds, step.positions - 1, True, True,
-        ).long()  # fmt: skip
+        )  # fmt: skip
+        return _tokens(tokens)
 
 
 class FlashInfer(Signature):
@@ -358,8 +371,7 @@ class FlashInfer(Signature):
 
     def emit(self, step: Step) -> Tensor:
         assert step.draft_probs is not None
-        out = self.verify(step.draft_probs.float(), step.draft_tokens.int(), step.target_probs.float())
-        return out[0].long()
+        return _tokens(self.verify(step.draft_probs.float(), step.draft_tokens.int(), step.target_probs.float()))
 
 
 class SglangTree(Signature):

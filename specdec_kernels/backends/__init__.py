@@ -32,7 +32,8 @@ def in_python(backend: str, op: str) -> Callable[..., Any]:
         if any(isinstance(x, torch.Tensor) and x.layout != torch.strided for x in given):
             raise RuntimeError(f"specdec: {op} takes strided tensors")
         module = importlib.import_module(f"{__name__}.{backend}.{op}")
-        return getattr(module, op)(OPS[op].unpack(*given))
+        with torch.no_grad():  # as the compiled ones, which autograd does not see into
+            return getattr(module, op)(OPS[op].unpack(*given))
 
     return run
 

@@ -82,7 +82,7 @@ class CostTable:
     def nominal(draft_model: bool, batch_size: int = 1, num_nodes: int | None = None, max_depth: int = 1) -> CostTable:
         """The same on every machine: a row verified beside a sequence's first costs a twentieth of a plain step.
 
-        That is dear for a GPU that has rows to spare; hand in a table of its own there.
+        On a GPU with rows to spare that is too much: hand in a table that was measured there.
 
         Parameters
         ----------
@@ -114,14 +114,14 @@ class CostTable:
         return self.seconds[np.searchsorted(self.steps, step, side="right") - 1]
 
     def learn(self, step: int, choice: int, seconds: float | None) -> None:
-        """Stay as it is."""
+        """Do nothing: a table that was handed in does not change."""
 
     def leave(self, ahead: float) -> None:
-        """Stay as it is."""
+        """Do nothing: a table that was handed in does not change."""
 
     @property
     def table(self) -> CostTable:
-        """Itself."""
+        """This table."""
         return self
 
 
@@ -158,8 +158,9 @@ class LearnedCosts:
 
     _CHANGE = 0.0017  # of the variances, with each ratio, so that what changes is noticed: about the last 25 count
     _LARGEST_SURPRISE = 0.7  # in natural logarithm: a step that was interrupted says no more than that
-    # How far a call that compares nothing takes them back to the guess, at most, and less the more comparisons there
-    # were: else what looked too dear once, maybe as a step was interrupted, would never be tried again.
+    # A call that compares nothing moves the costs at most this share of the way back to the guess, and less the more
+    # comparisons there have been: otherwise a length that once looked too expensive, perhaps because a step was
+    # interrupted, would never be tried again.
     _FADING = 0.2
     # Standard deviations before anything was measured, in those of a step's time: of the work beside a plain step's,
     # which is dear or cheap at all lengths alike, and of each length alone.
@@ -182,7 +183,7 @@ class LearnedCosts:
     def assumed(
         draft_model: bool, batch_size: int, num_nodes: int | None, max_depth: int, on_gpu: bool
     ) -> LearnedCosts:
-        """Of a first call; the parameters are those of `CostTable.nominal`, and whether steps run on a GPU."""
+        """What a first call assumes; parameters are those of `CostTable.nominal`, and whether steps run on a GPU."""
         weights = _ROWS_OF_WEIGHTS_ON_GPU if on_gpu else _ROWS_OF_WEIGHTS
         row = batch_size / (weights + batch_size)
         seconds = _of_work(row, _ASSUMED_DRAFT * draft_model, num_nodes, max_depth)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +12,19 @@ from ..drafters.base import TreeDrafter
 from .costs import LearnedCosts
 from .launching import Steps
 
-_known: dict[Identity, dict[Any, LearnedCosts]] = {}
+_known: dict[Identity, _Kept] = {}
+
+
+@dataclass
+class _Kept:
+    """With a target: its costs, and what removes them when their draft model is gone."""
+
+    costs: dict[Any, LearnedCosts] = field(default_factory=dict)
+    removers: dict[Any, weakref.finalize[..., Any]] = field(default_factory=dict)
+
+    def remove(self, key: Any) -> None:
+        self.costs.pop(key, None)
+        self.removers.pop(key, None)
 
 
 class Identity:
@@ -25,6 +38,11 @@ class Identity:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Identity) and (self is other or (self._of() is other._of() is not None))
+
+
+def _forget(target: Identity) -> None:
+    for remover in list(_known.pop(target, _Kept()).removers.values()):
+        remover.detach()  # or it would stay as long as the draft model does
 
 
 def begin_costs(steps: Steps) -> LearnedCosts:
@@ -44,15 +62,16 @@ def begin_costs(steps: Steps) -> LearnedCosts:
     key = (type(drafter), size, draft_key, torch.get_num_threads(), condition, type(steps))
     target = Identity(model)
     if target not in _known:
-        weakref.finalize(model, _known.pop, target, None)
-    known = _known.setdefault(target, {})
-    if draft is not None and key not in known:
-        weakref.finalize(draft, known.pop, key, None)
-    before = known.get(key)
+        weakref.finalize(model, _forget, target).atexit = False
+    kept = _known.setdefault(target, _Kept())
+    if draft is not None and key not in kept.removers:
+        kept.removers[key] = weakref.finalize(draft, kept.remove, key)
+        kept.removers[key].atexit = False
+    before = kept.costs.get(key)
     if before is None:
         on_gpu = state.device.type != "cpu"
         costs = LearnedCosts.assumed(draft is not None, state.batch_size, num_nodes, max_depth, on_gpu)
     else:
         costs = before.continued()
-    known[key] = costs  # a call that begins at the same time uses its own costs, and goes on with them
+    kept.costs[key] = costs  # a call that begins at the same time uses its own costs, and goes on with them
     return costs

@@ -58,7 +58,7 @@ def verify_step(
 
 
 def _log_probs(state: DecodingState, num_top: int, logits: Tensor, out: VerifyOutput) -> Tensor:
-    """Of the tokens that are emitted, in one piece; `state` is not yet the next step's."""
+    """Log-probabilities of the emitted tokens, in one piece; `state` is not yet the next step's."""
     # a tree's tokens come from its root's row and its accepted nodes' rows
     rows = None if out.accepted_nodes is None else torch.nn.functional.pad(out.accepted_nodes, (1, 0))
     return packed(

@@ -81,7 +81,7 @@ def numbers_of(params: SamplingParams, batch: int) -> list[tuple[float, ...]]:
 
 
 def cuts_of(params: SamplingParams, batch: int, vocab: int) -> list[Truncation]:
-    """Of each sequence."""
+    """Each sequence's truncation."""
     return [
         Truncation(
             int(k) if 0 < k < vocab else 0, p if 0 < p < 1 else 1.0, m if 0 < m <= 1 else 0.0,
@@ -305,7 +305,7 @@ class Known:
     largest: Largest | None  # of the target's rows, if some are cut
 
     def some(self, sequences: Tensor) -> Known:
-        """Of some sequences, by their numbers."""
+        """What is known of these sequences alone."""
         target, draft = (None if of is None else of.some(sequences) for of in (self.target, self.draft))
         return Known(target, draft, None if self.largest is None else self.largest.some(sequences))
 

@@ -74,7 +74,7 @@ class Layout:
 
 
 def layout_of(exchange: Exchange, width: int, widths: Sequence[int] | None, device: torch.device) -> Layout:
-    """Of the widths given, or of those that the ranks tell each other."""
+    """The layout for the widths given, or for those that the ranks tell each other."""
     if widths is None:
         told = exchange.gather("widths", torch.tensor([width], device=device))
         widths = [int(one) for (one,) in told]

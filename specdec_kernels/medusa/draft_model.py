@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..checks import FLOAT_DTYPES, check_instance, check_int, check_model, check_tensor, shape_error
 from ..types import TokenMap
 from .data import IGNORED, Features, digest
-from .fitting import Order, Recipe, check_plain_logits, check_run, fit, hidden_of
+from .fitting import Order, Recipe, check_plain_logits, check_run, fit, hidden_of, product_dtype
 from .losses import distillation_loss
 
 
@@ -64,7 +64,8 @@ def train_draft(
     """Train a draft model to give the target's distributions: the loss is their KL divergence.
 
     On self-distilled text this is distillation as of DistillSpec (Zhou et al., arXiv 2310.08461) with the target's
-    samples and the forward divergence. Matrix products are in bfloat16, weights and optimizer in float32.
+    samples and the forward divergence. Matrix products are in bfloat16 where the
+    device multiplies it, weights and optimizer in float32.
 
     Parameters
     ----------
@@ -97,7 +98,7 @@ def train_draft(
     own_head, of_ids = draft.get_output_embeddings(), head.detach()[ids]
 
     def loss_at(step: int) -> Tensor:
-        with torch.autocast(draft.device.type, torch.bfloat16):
+        with torch.autocast(draft.device.type, torch.bfloat16, product_dtype(draft.device) is torch.bfloat16):
             rows, hidden = hidden_of(draft, features, order.batch(step))
             counted = labels[rows] != IGNORED
             wanted = nn.functional.linear(features.hidden[rows[counted]].to(of_ids), of_ids)

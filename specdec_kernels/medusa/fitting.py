@@ -92,6 +92,16 @@ class Recipe:
         return warm * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
 
+def product_dtype(device: torch.device) -> torch.dtype:
+    """In which matrix products that may be rounded are fast: bfloat16, but float32 on a CPU that cannot multiply it,
+    where bfloat16 takes several times as long.
+    """
+    known = getattr(torch.cpu, "get_capabilities", None)  # newer versions of torch have it
+    if device.type == "cpu" and known is not None and not any(has for of, has in known().items() if "bf16" in of):
+        return torch.float32
+    return torch.bfloat16
+
+
 def check_plain_logits(caller: str, name: str, model: Any) -> None:
     """Raise unless a model's logits are its LM head's weights times its last hidden states, and no more."""
     check_model(caller, name, model)

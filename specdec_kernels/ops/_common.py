@@ -81,7 +81,7 @@ def dispatch(
 
 
 def check_tensors(op: str, like: Tensor, expected: list[Expected]) -> None:
-    """`check_given` for each, on `like`'s device; a dimension "vocab" must also be contiguous.
+    """`check_given` for each, on `like`'s device; a dimension "vocab" or "vocab_draft" must also be contiguous.
 
     Nearly always all of them are right, which a single check in C++ confirms.
     """
@@ -89,7 +89,7 @@ def check_tensors(op: str, like: Tensor, expected: list[Expected]) -> None:
         return
     for argument, value, dtypes, names, shape in expected:
         check_given(op, argument, value, dtypes, like.device, names, shape)
-        if names[-1] == "vocab":
+        if names[-1] in ("vocab", "vocab_draft"):
             assert isinstance(value, Tensor)
             check_contiguous_rows(op, argument, value)
 

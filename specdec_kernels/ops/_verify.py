@@ -12,7 +12,11 @@ from ..types import RowStats, TokenMap
 from ._common import Expected, Shape, check_beside_probs, check_tensors
 from .arguments import NEED_LOGITS
 
-SIX, VOCAB = ("6",), ("vocab",)  # further dimensions; adding tuples costs half as much as unpacking them
+VALUES, VOCAB, VOCAB_DRAFT = (
+    ("values",),
+    ("vocab",),
+    ("vocab_draft",),
+)  # further dimensions; adding tuples costs half as much as unpacking them
 
 
 def check_target_probs(
@@ -52,7 +56,7 @@ def check_stats(op: str, argument: str, stats: RowStats, rows: Shape, expected: 
     names, shape = rows
     values, argmax, status = stats
     expected += (
-        (f"{argument}.values", values, FLOAT32, names + SIX, shape + (6,)),
+        (f"{argument}.values", values, FLOAT32, names + VALUES, shape + (6,)),
         (f"{argument}.argmax", argmax, INT64, names, shape),
         (f"{argument}.status", status, INT32, names, shape),
     )
@@ -74,10 +78,12 @@ def check_draft(
     """
     names, shape = rows
     vocab = vocab_draft = target_logits.shape[-1]
+    last = VOCAB
     values = argmax = status = target_to_draft = None
     if draft_token_map is not None:
         check_instance(op, "draft_token_map", draft_token_map, TokenMap, "a TokenMap")
         vocab_draft, target_to_draft = len(draft_token_map), draft_token_map.target_to_draft
+        last = VOCAB_DRAFT
         check_tensor(op, "draft_token_map", target_to_draft, INT64, target_logits.device)
         if draft_token_map.max_id >= vocab:
             raise ValueError(f"{op}: draft_token_map must map to ids < vocab={vocab}, got {draft_token_map.max_id}")
@@ -90,9 +96,9 @@ def check_draft(
         if draft_logits is None:
             raise ValueError(f"{op}: draft_stats needs the draft_logits that they describe, got none")
     if draft_logits is not None:
-        expected.append(("draft_logits", draft_logits, LOGIT_DTYPES, names + VOCAB, shape + (vocab_draft,)))
+        expected.append(("draft_logits", draft_logits, LOGIT_DTYPES, names + last, shape + (vocab_draft,)))
     elif draft_probs is not None:
-        expected.append(("draft_probs", draft_probs, FLOAT32, names + VOCAB, shape + (vocab_draft,)))
+        expected.append(("draft_probs", draft_probs, FLOAT32, names + last, shape + (vocab_draft,)))
     check_tensors(op, target_logits, expected)
     return values, argmax, status, target_to_draft
 

@@ -49,7 +49,7 @@ def tiles_of(width: int) -> int:
 
 
 class RowStatsArguments(NamedTuple):
-    """Of `row_stats`."""
+    """Arguments of `row_stats`."""
 
     logits: Tensor
     params: FlatParams
@@ -57,7 +57,7 @@ class RowStatsArguments(NamedTuple):
 
 
 class WarpProbsArguments(NamedTuple):
-    """Of `warp_probs`."""
+    """Arguments of `warp_probs`."""
 
     logits: Tensor
     params: FlatParams
@@ -65,14 +65,14 @@ class WarpProbsArguments(NamedTuple):
 
 
 class MaskLogitsArguments(NamedTuple):
-    """Of `mask_logits_`."""
+    """Arguments of `mask_logits_`."""
 
     logits: WrittenTensor
     params: FlatParams
 
 
 class UniformSamplesArguments(NamedTuple):
-    """Of `uniform_samples`; `step` counts where there are no `steps`."""
+    """Arguments of `uniform_samples`; `step` counts where there are no `steps`."""
 
     seeds: Tensor
     steps: Tensor | None
@@ -82,7 +82,7 @@ class UniformSamplesArguments(NamedTuple):
 
 
 class NoiseKeysArguments(NamedTuple):
-    """Of `noise_keys`; `step` counts where there are no `steps`."""
+    """Arguments of `noise_keys`; `step` counts where there are no `steps`."""
 
     seeds: Tensor
     positions: Tensor
@@ -92,10 +92,10 @@ class NoiseKeysArguments(NamedTuple):
 
 
 class SampleArguments(NamedTuple):
-    """Of `sample`: rows ``[batch, vocab]`` or ``[batch, n, vocab]``; what comes out is shaped as the rows are. `probs`:
-    they are probabilities, of any sum. With `row_index` ``[batch]`` sequence b has the rows ``logits[row_index[b]]``.
+    """Arguments of `sample`: rows ``[batch, vocab]`` or ``[batch, n, vocab]``; the output is shaped as the rows are.
 
-    (The op takes both because each view made in Python costs half a microsecond.)
+    `probs`: they are probabilities, of any sum. With `row_index` ``[batch]`` sequence b has the rows
+    ``logits[row_index[b]]``. (The op takes both because each view made in Python costs half a microsecond.)
     """
 
     logits: Tensor
@@ -122,7 +122,7 @@ class SampleArguments(NamedTuple):
 
 
 class TokenLogprobsArguments(NamedTuple):
-    """Of `token_logprobs`."""
+    """Arguments of `token_logprobs`."""
 
     logits: Tensor
     tokens: Tensor
@@ -165,7 +165,7 @@ GROUPS = (FlatLaw, FlatParams, VerifyArguments)
 
 
 class VerifyChainArguments(NamedTuple):
-    """Of `verify_chain`: padded drafts, or with `cu_num_draft_tokens` ragged ones laid end to end.
+    """Arguments of `verify_chain`: padded drafts, or with `cu_num_draft_tokens` ragged ones laid end to end.
 
     `num_draft` is the width of the result less one. With `draft_index` the draft's rows are ``[requests, >= num_draft,
     vocab]``, of which a sequence has those of the request of its index. With `bonus_tokens` the target has no rows
@@ -184,7 +184,7 @@ class VerifyChainArguments(NamedTuple):
 
 
 class VerifyTreeArguments(NamedTuple):
-    """Of `verify_tree`."""
+    """Arguments of `verify_tree`."""
 
     shared: VerifyArguments
     node_tokens: Tensor
@@ -197,7 +197,7 @@ class VerifyTreeArguments(NamedTuple):
 
 
 class GatherKVArguments(NamedTuple):
-    """Of `gather_kv_`; layouts hold numbers of `CACHE_DIMS`."""
+    """Arguments of `gather_kv_`; layouts hold numbers of `CACHE_DIMS`."""
 
     cache: Written
     key_layout: Ints
@@ -208,7 +208,7 @@ class GatherKVArguments(NamedTuple):
 
 
 class CountTokensArguments(NamedTuple):
-    """Of `count_tokens_`: the tensors of a `TokenCounts`, and what is counted."""
+    """Arguments of `count_tokens_`: the tensors of a `TokenCounts`, and what is counted."""
 
     ids: WrittenTensor
     counts: WrittenCounts
@@ -218,7 +218,7 @@ class CountTokensArguments(NamedTuple):
 
 
 class ShardStatsArguments(NamedTuple):
-    """Of `shard_stats`; `probs`: the rows are probabilities."""
+    """Arguments of `shard_stats`; `probs`: the rows are probabilities."""
 
     logits: Tensor
     params: FlatParams
@@ -226,7 +226,7 @@ class ShardStatsArguments(NamedTuple):
 
 
 class MergeShardsArguments(NamedTuple):
-    """Of `merge_shards`; `probs`: as in `ShardStatsArguments`."""
+    """Arguments of `merge_shards`; `probs`: as in `ShardStatsArguments`."""
 
     tile_max: Tensor
     tile_mass: Tensor
@@ -236,8 +236,9 @@ class MergeShardsArguments(NamedTuple):
 
 
 class ShardDrawArguments(NamedTuple):
-    """Of `shard_draw`. The draft has logits with all three of its stats, probabilities with a status, or point tokens.
+    """Arguments of `shard_draw`.
 
+    The draft has logits with all three of its stats, probabilities with a status, or point tokens.
     With `noise_keys` noisy tokens are asked for; with `masses` and `uniform_samples` drawn ones; else tiles' masses.
     """
 

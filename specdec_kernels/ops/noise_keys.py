@@ -46,8 +46,8 @@ def noise_keys(
     purpose : {"sample", "draft", "accept", "final"}, optional
         Disjoint streams. None: "sample", or "draft" for a tree, which takes no other.
     step : int or Tensor, optional
-        The verify step, where noise must be fresh at each step; >= 0, or ``[batch]`` int64. None: a stream of its own;
-        a tree needs a step.
+        The verify step, where noise must be fresh at each step; >= 0, or ``[batch]`` int64. None, or a −1 in a tensor:
+        a stream of its own; a tree needs a step.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 

@@ -26,6 +26,8 @@ from ._verify import check_certain, check_draft, check_draft_for_law, check_eos,
 from .arguments import ACCEPTANCES, VerifyChainArguments
 
 DRAFTED, ROWS = ("batch", "num_draft"), ("batch", "num_draft + 1")
+# Of draft_tokens, as these and the target are compared first, and either may be the wrong one.
+TOKENS, TOKENS_BEFORE_BONUS = ("batch", "num_draft (target's rows - 1)"), ("batch", "num_draft (target's rows)")
 
 # What `verify_chain` and `verify_packed` are both called with. (A plain tuple: a named one costs 0.2 microseconds.)
 SpanCall = tuple[
@@ -263,7 +265,10 @@ def verify_spans(
         names = (rows if bonus_tokens is None else drafted)[0]
         given = check_processors(op, processors, target_logits, names, batch)
     noise, steps, step = noise_of(op, acceptance, numbers, target_logits, batch, *rows)
-    expected: list[Expected] = [("draft_tokens", draft_tokens, ID_DTYPES, *drafted)]
+    names, shape = drafted
+    if cu is None:
+        names = TOKENS if bonus_tokens is None else TOKENS_BEFORE_BONUS
+    expected: list[Expected] = [("draft_tokens", draft_tokens, ID_DTYPES, names, shape)]
     if noise[1] is not None:
         expected.append(noise)
     if cu is not None:

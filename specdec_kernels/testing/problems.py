@@ -222,7 +222,7 @@ class ChainProblem:
 
 @dataclass(eq=False)
 class TreeProblem:
-    """The same for one verify step of a token tree.
+    """One verify step of a token tree, as `ChainProblem` is one of a chain.
 
     Attributes
     ----------

@@ -8,7 +8,7 @@ from torch import Tensor
 from ...ops.arguments import CountTokensArguments
 from ...types import NO_ID, Status
 from .processors import flagged_lists
-from .rows import slots_upto
+from .rows import slots_upto, writing_to
 
 
 def count_tokens_(args: CountTokensArguments) -> Tensor:
@@ -26,7 +26,8 @@ def count_tokens_(args: CountTokensArguments) -> Tensor:
     distinct, left_out = torch.full_like(merged, NO_ID).scatter(1, slot, merged).tensor_split((capacity,), 1)
     total = torch.zeros_like(times).scatter_add(1, slot, times)[:, :capacity]
     total = torch.where(distinct == NO_ID, counts, total)  # what follows the last id stays
-    ids.copy_(torch.where(good, distinct, ids))
-    counts.copy_(torch.where(good, total, counts))
-    num_output += new.sum(1).to(torch.int32)
+    with writing_to(ids):
+        ids.copy_(torch.where(good, distinct, ids))
+        counts.copy_(torch.where(good, total, counts))
+        num_output += new.sum(1).to(torch.int32)
     return torch.where(good[:, 0] & (left_out != NO_ID).any(1), int(Status.BAD_PARAM), status)

@@ -98,7 +98,7 @@ class LooseRows:
 
 
 def probs(weights: Ends) -> Ends:
-    """Of weights ``[rows, vocab]``, each divided by their sum."""
+    """Bounds of weights ``[rows, vocab]``, each divided by their sum."""
     low, high = weights
     smallest, largest = low.sum(-1, keepdim=True), high.sum(-1, keepdim=True)
     return low / largest, torch.where(high > 0, high / smallest, 0.0).clamp_max(1.0)

@@ -253,7 +253,8 @@ def truncate(x: Tensor, weights: Tensor, likely_from: Tensor, params: Params) ->
         above = mass.cumsum(-1) - mass
         # an id stays iff what lies strictly above its value is still short of top_p: so ties live and die together
         goal = p * TOP_P_REACHED * mass.sum(-1, keepdim=True)
-        short = above.gather(-1, first_equals(order.values)) < goal
+        before = above.gather(-1, first_equals(order.values))
+        short = (before < goal) | (before <= 0)  # the largest stays even where a tiny goal is flushed to 0
         kept = kept & (~on | torch.zeros_like(kept).scatter(-1, order.indices, short))
     return kept & likely & (x > -math.inf), cut[..., 0].expand(x.shape[:-1])
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...ops.arguments import MaskLogitsArguments
 from .law import make_law, make_params, row_status
+from .rows import writing_to
 
 
 def mask_logits_(args: MaskLogitsArguments) -> Tensor:
@@ -15,5 +16,6 @@ def mask_logits_(args: MaskLogitsArguments) -> Tensor:
     logits, params = args
     valid = make_params(logits.shape[0], logits, params)
     status = row_status(logits, valid)
-    logits.masked_fill_(logits < make_law(logits, valid).cutoff[..., None], -math.inf)
+    with writing_to(logits):
+        logits.masked_fill_(logits < make_law(logits, valid).cutoff[..., None], -math.inf)
     return status

@@ -141,7 +141,7 @@ class TileStats(NamedTuple):
 
 
 class Temperature(NamedTuple):
-    """Of sequences."""
+    """The sequences' temperatures."""
 
     number: float
     each: Tensor | None  # [batch] float32, instead of the number

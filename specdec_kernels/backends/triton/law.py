@@ -117,7 +117,7 @@ def maxima_of(x, OF_GROUPS: tl.constexpr):
 
 @triton.jit
 def sum_of_tile(x):
-    """Of tiles ``[tiles, ids, parts]``."""
+    """The sums over tiles ``[tiles, ids, parts]``."""
     return tl.sum(tl.sum(x, 2), 1)
 
 
@@ -458,7 +458,7 @@ class Found:
 
 
 def make_temperature(params: tuple[Any, ...], greedy: bool = False) -> Temperature:
-    """Of flat sampling parameters; `greedy`: whatever they say."""
+    """The temperatures among flat sampling parameters; `greedy`: whatever they say."""
     return Temperature(float(params[0]), params[5], tl.constexpr(greedy))
 
 

@@ -95,7 +95,7 @@ def weigh(x, law, cutoff, KIND: tl.constexpr):
 
 @triton.jit
 def load_law(laws, row, mask=None):
-    """Of a row, or of a vector of rows."""
+    """The law of a row, or of a vector of rows."""
     at = laws.numbers + row * 4
     if mask is None:
         argmax = tl.load(laws.argmax + row).to(tl.int32)

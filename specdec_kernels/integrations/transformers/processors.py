@@ -237,11 +237,11 @@ class ProcessedRunner(Runner):
 
 
 def _may_follow(row: Tensor, token: int) -> bool:
-    """Whether a token of a processed row can be emitted. If all are barred, those of the highest logit can be; if all
-    are −inf, id 0.
+    """Whether a token of a processed row can be emitted. If all are barred, those of the highest logit can be; if none
+    is above −inf, id 0.
     """
     logit = float(row[token])
     if logit > _IMPOSSIBLE:
         return True
-    most = float(row.max())
+    most = float(row.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf).max())
     return token == 0 if most == -math.inf else logit == most

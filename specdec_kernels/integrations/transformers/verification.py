@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,11 +42,12 @@ def speculative_sampling(
     candidate_input_ids : Tensor
         ``[1, length + candidate_length]`` int64: the text and the draft.
     candidate_logits : Tensor
-        ``[1, candidate_length, vocab]``: what the draft's tokens were drawn from, processed.
+        ``[1, candidate_length, vocab]`` of any float dtype (float64 is read as float32): what the draft's tokens were
+        drawn from, processed.
     candidate_length : int
         Draft tokens.
     new_logits : Tensor
-        ``[1, candidate_length + 1, vocab]``: the target's, processed.
+        ``[1, candidate_length + 1, vocab]``, likewise: the target's, processed.
     is_done_candidate : bool or Tensor
         In transformers up to 5.19: the draft ends the text, and nothing is drawn after it if all is accepted. Later
         versions have `assistant_ensemble_weight` in this place: a float in (0, 1], or None, is taken as that.
@@ -73,6 +75,7 @@ def speculative_sampling(
     if candidate_input_ids.dim() != 2 or candidate_input_ids.shape[0] != 1:
         raise shape_error(op, "candidate_input_ids", "[1, length]", candidate_input_ids)
     check_int(op, "candidate_length", candidate_length, 0, candidate_input_ids.shape[1])
+    candidate_logits, new_logits = _readable(candidate_logits), _readable(new_logits)
     vocab = check_logits(op, "new_logits", new_logits, candidate_input_ids.device)[-1]
     check_logits(op, "candidate_logits", candidate_logits, candidate_input_ids.device)
     names = ("batch", "candidate_length", "vocab")
@@ -107,6 +110,14 @@ def speculative_sampling(
     if bool(is_done_candidate) and int(num_accepted) == candidate_length:
         return draft, num_accepted - 1
     return out.tokens[:, : int(num_accepted) + 1], num_accepted
+
+
+def _readable(logits: Any) -> Any:
+    """Logits as `verify_chain` takes them: float64 as float32, and copied where a row's ids lie apart."""
+    if not isinstance(logits, Tensor):
+        return logits
+    logits = logits.float() if logits.dtype == torch.float64 else logits
+    return logits if logits.dim() == 0 or logits.stride(-1) == 1 else logits.contiguous()
 
 
 def _ensemble(candidate_logits: Tensor, new_logits: Tensor, weight: float) -> Tensor:
