@@ -114,7 +114,7 @@ AUTO: dict[str, tuple[str, Path]] = {  # of lookups and n-gram models, by the nu
 }  # fmt: skip
 AUTO_MODEL = {  # of the trained draft model
     "one": ("end_to_end_auto_model", INTEL), "two": ("end_to_end_auto_model_2", INTEL),
-    "four": ("end_to_end_auto_model_4", INTEL), "eight": ("end_to_end_auto_model_8", INTEL),
+    "four": ("end_to_end_auto_model_4", ICE_LAKE), "eight": ("end_to_end_auto_model_8", INTEL),
 }  # fmt: skip
 
 

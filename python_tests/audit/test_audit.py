@@ -351,6 +351,7 @@ def test_what_the_audited_code_prints_is_beside_the_report(
     (tmp_path / "talks.py").write_text(
         "from python_tests.audit.planted import one_seed\nprint('imported')\n"
         "def verify(target_logits, draft_tokens, draft_logits=None, **more):\n    print('called')\n"
+        "    return 0 * target_logits[..., 0].long()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert cli.main(["audit", "talks:verify", "--cases", "two ids", "--no-steps", "--json"]) == 1

@@ -276,7 +276,8 @@ def check_law(name: str, acceptance: str, processors: sk.Processors | None = Non
     expected = (law[2][:, None, None] * law[:, :, None] * law[None]).flatten()
     weights = (vocab - 1) ** torch.arange(new - 1, -1, -1)
     seen = (out.tokens * weights).sum(1).bincount(minlength=(vocab - 1) ** new)
-    assert g_test(seen.double().numpy(), expected.numpy()) > 1e-5
+    p_value = g_test(seen.double().numpy(), expected.numpy())
+    assert p_value > 1e-5, f"law off by a G-test of {p_value:.0e}"
     return out
 
 

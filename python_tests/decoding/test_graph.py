@@ -351,7 +351,7 @@ def test_choosing_changes_nothing_and_captures_a_length_once(cuda: FakeCuda) -> 
         assert torch.equal(run(target, drafter, num_speculative_tokens="auto").tokens, plain.tokens)
         assert cuda.captures() >= (1 if name == "none" else 2)
         assert cuda.log.count("capture") <= len(schedule.AUTO_DRAFT_LENGTHS) + 1
-    kinds = [key[-1] for key in known_costs._known[known_costs.Identity(target)]]
+    kinds = [key[-1] for key in known_costs._known[known_costs.Identity(target)].costs]
     assert kinds == 2 * [CapturedSteps], "plain decoding needs none"
 
 

@@ -394,9 +394,9 @@ def test_a_runner_need_not_be_hashable_and_is_not_kept_alive() -> None:
     for _ in range(2):
         sk.generate(target, prompts(4, vocab=23)[0], drafter=sk.ModelDrafter(draft), max_new_tokens=9)
     assert len(known_costs._known) == known + 1
-    assert len(known_costs._known[known_costs.Identity(target)]) == 1
+    assert len(known_costs._known[known_costs.Identity(target)].costs) == 1
     sk.generate(target, prompts(4, vocab=23)[0], drafter=sk.ModelDrafter(Equal(draft.table)), max_new_tokens=9)
-    assert len(known_costs._known[known_costs.Identity(target)]) == 1, "that draft is gone"
+    assert len(known_costs._known[known_costs.Identity(target)].costs) == 1, "that draft is gone"
     del target
     gc.collect()
     assert len(known_costs._known) == known
@@ -410,7 +410,7 @@ def test_costs_are_learned_for_a_model_and_batch_and_learned_on() -> None:
         target.forwards.clear()
         out = sk.generate(target, ids[:batch], drafter=sk.NgramDrafter(2), max_new_tokens=40, eos_token_id=[])
         assert len(target.forwards) == 1 + out.stats.target_forwards  # the first reads the prompts
-        seen.append((out.stats.costs, len(known_costs._known[known_costs.Identity(target)])))
+        seen.append((out.stats.costs, len(known_costs._known[known_costs.Identity(target)].costs)))
     (first, second, alone), kept = zip(*seen, strict=True)
     assert kept == (1, 1, 2)
     assert first is not None and second is not None and alone is not None
@@ -510,7 +510,8 @@ def test_two_calls_at_once_do_not_learn_the_same_costs() -> None:
             super().__setitem__(key, learned(PACKED))
 
     target = TableRunner.random()
-    known_costs._known[known_costs.Identity(target)] = known = Contended()
+    known = Contended()
+    known_costs._known[known_costs.Identity(target)] = known_costs._Kept(known)
     state = SimpleNamespace(batch_size=1, device=torch.device("cpu"))
     steps: Any = SimpleNamespace(state=state, runner=target, drafter=sk.NgramDrafter())
     for _ in range(2):  # assumed, and continued
