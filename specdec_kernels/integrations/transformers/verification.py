@@ -114,7 +114,7 @@ def speculative_sampling(
 
 def _readable(logits: Any) -> Any:
     """Logits as `verify_chain` takes them: float64 as float32, and copied where a row's ids lie apart."""
-    if not isinstance(logits, Tensor):
+    if not isinstance(logits, Tensor) or logits.layout != torch.strided:
         return logits
     logits = logits.float() if logits.dtype == torch.float64 else logits
     return logits if logits.dim() == 0 or logits.stride(-1) == 1 else logits.contiguous()
