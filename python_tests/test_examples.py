@@ -58,7 +58,7 @@ def test_the_plain_loop_has_the_targets_distribution() -> None:
     for seed in range(runs):
         made = loop(target, draft, ids, sk.SamplingParams(), seed=seed, num_draft=2, max_new_tokens=2)[0, 2:].tolist()
         counts[made[0] * vocab + made[1]] += 1
-    assert (expected * runs >= 10).sum() >= 8 and g_test(counts.numpy(), expected.numpy()) > 1e-6
+    assert (expected * runs >= 5).sum() >= 8 and g_test(counts.numpy(), expected.numpy(), 5.0) > 1e-6
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
@@ -173,7 +173,7 @@ def test_the_loop_around_llama_cpp_has_the_models_distribution(markov: Markov) -
         drafted += steps == 1
     expected = law[1][:, None] * law
     expected[4] = torch.tensor([0, 0, 0, 0, law[1, 4]])  # the end ends it
-    assert g_test(counts.numpy(), expected.numpy()) > 1e-6 and drafted > 100
+    assert g_test(counts.numpy(), expected.numpy(), 0.0) > 1e-6 and drafted > 100
 
 
 def test_the_compiled_step_is_the_ops_one_by_one() -> None:

@@ -21,6 +21,8 @@ _ONE_BY_ONE = 5000
 """The most samples of a verifier that takes one sequence a call."""
 LEVEL = 1e-7
 """p-values below it are differences."""
+MERGED = 5.0
+"""Of a G-test."""
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Joint:
         if self.samples is None:
             return 1.0
         wanted = np.broadcast_to(expected, self.law.shape)
-        found = [g_test(self.samples * law, of) for law, of in zip(self.law, wanted, strict=True)]
+        found = [g_test(self.samples * law, of, MERGED) for law, of in zip(self.law, wanted, strict=True)]
         return min(1.0, min(found) * len(found))
 
     def agrees(self, expected: Float64, tolerance: float) -> bool:

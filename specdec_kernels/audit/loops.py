@@ -19,7 +19,7 @@ from ..testing import Float64, Int64
 from ..testing.counts import g_test
 from . import composed
 from .cases import context_tables
-from .extract import LEVEL
+from .extract import LEVEL, MERGED
 from .noise import UnknownNoise
 from .signatures import Signature
 from .step import Step, draw, laws, step_behind
@@ -161,7 +161,7 @@ class LoopRunner:
             wanted = wanted[..., None] * target
         counts = np.zeros(wanted.shape)
         np.add.at(counts, tuple(tokens.T), 1)
-        return float(np.abs(counts / len(tokens) - wanted).sum() / 2), g_test(counts, wanted)
+        return float(np.abs(counts / len(tokens) - wanted).sum() / 2), g_test(counts, wanted, MERGED)
 
 
 _SHARED = Finding(
@@ -231,7 +231,7 @@ def _cause(runner: LoopRunner, first: Int64) -> Finding | None:
     if runner.signature.draft is not None:
         drafted = np.bincount(first, minlength=runner.vocab).astype(float)
         told: Float64 = runner.draft[0].numpy()
-        p_value = g_test(drafted, told)
+        p_value = g_test(drafted, told, MERGED)
         if p_value <= LEVEL:
             return Finding("other-draft", _OTHER.format(how=f"p = {p_value:.1e} of a G-test of the first"))
     if (runner.signature.keyed or runner.signature.draft is not None) and right(lambda: runner.run(fresh=True)):

@@ -7,20 +7,20 @@ from scipy import stats
 
 from .laws import Float64
 
-_POOLED = 10.0
-"""Cells that expect fewer are merged."""
 
+def g_test(counts: Float64, law: Float64, merged: float = 10.0) -> float:
+    """The p-value of counts under a distribution; 0 where something impossible was counted.
 
-def g_test(counts: Float64, law: Float64) -> float:
-    """The p-value of counts under a distribution; 0 where something impossible was counted."""
+    Cells that expect fewer than `merged` are one.
+    """
     seen, expected = counts.ravel(), law.ravel() * counts.sum()
     if (seen[expected <= 0] > 0).any():
         return 0.0
     seen, expected = seen[expected > 0], expected[expected > 0]
-    few = expected < _POOLED
+    few = expected < merged
     if few.any():
         seen, expected = np.append(seen[~few], seen[few].sum()), np.append(expected[~few], expected[few].sum())
-        if len(expected) > 1 and expected[-1] < _POOLED:  # the rest is itself too rare
+        if len(expected) > 1 and expected[-1] < merged:  # the rest is itself too rare
             least = expected[:-1].argmin()
             seen[least] += seen[-1]
             expected[least] += expected[-1]
