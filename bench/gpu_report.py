@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parse.add_argument("parts", nargs="*", metavar="PART", help=f"any of: {', '.join(PARTS)}")
     parse.add_argument("--budget", type=float, help="seconds in all; default: what the parts may take")
     parse.add_argument("--folder", type=Path, help="for the results; default: bench/results/<the GPU>")
-    parse.add_argument("--logs", type=Path, default=process.ROOT / "build/gpu-report")
+    parse.add_argument("--logs", type=Path, default=process.LOGS)
     parse.add_argument("--rehearse", action="store_true", help="no GPU: what of it runs without, to a temporary folder")
     options = parse.parse_args(arguments)
     if unknown := set(options.parts) - set(PARTS):

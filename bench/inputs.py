@@ -27,6 +27,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from specdec_kernels.laws import TargetLaw
+from specdec_kernels.ops.arguments import TILE
 
 from . import machine
 
@@ -412,7 +413,7 @@ def shard(case: Case, generator: torch.Generator) -> ShardInputs:
 
 def half(vocab: int) -> int:
     """Ids of the first of two shards: whole tiles, or the whole vocabulary if it has only one tile."""
-    return max(vocab // 2048 * 1024, 1024) if vocab > 1024 else vocab
+    return max(vocab // (2 * TILE) * TILE, TILE) if vocab > TILE else vocab
 
 
 def seeds_and_positions(case: Case, generator: torch.Generator) -> SeedInputs:

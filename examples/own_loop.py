@@ -122,8 +122,12 @@ class LeanLlama(Runner):
     def __init__(self, model: Any, compile: bool = False, ids: Tensor | None = None) -> None:
         config, backbone = model.config, model.model
         head = model.lm_head.weight if ids is None else model.lm_head.weight[ids]
+        if config.attention_bias or config.mlp_bias:
+            raise ValueError("LeanLlama: model must be without biases, got one with some")
         self.device, self.dtype, self.vocab_size = model.device, model.dtype, len(head)
-        self.max_length, self.end_ids = config.max_position_embeddings, (config.eos_token_id,)
+        ends = model.generation_config.eos_token_id  # an id, several, or none
+        self.end_ids = () if ends is None else tuple(torch.tensor(ends).reshape(-1).tolist())
+        self.max_length = config.max_position_embeddings
         self.embedding, self.norm = backbone.embed_tokens.weight, backbone.norm.weight
         with torch.inference_mode():
             self.layers = [Layer(block, config) for block in backbone.layers]

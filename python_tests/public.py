@@ -14,9 +14,14 @@ NOT_FOR_USERS = ("specdec_kernels.demo", "specdec_kernels.backends.")  # a comma
 
 
 def modules() -> list[ModuleType]:
-    """Every package with a list of public names, and the modules with such a list that these lists name."""
+    """Every package with a list of public names, and the modules with such a list that these lists name or that are
+    integrations (importing that package imports none of them).
+    """
     folders = [path.parent.relative_to(ROOT) for path in (ROOT / "specdec_kernels").rglob("__init__.py")]
     names = {".".join(folder.parts) for folder in folders}
+    names |= {
+        f"specdec_kernels.integrations.{path.stem}" for path in ROOT.glob("specdec_kernels/integrations/[!_]*.py")
+    }
     packages = [importlib.import_module(name) for name in sorted(names) if not name.startswith(NOT_FOR_USERS)]
     found = {package.__name__: package for package in packages if hasattr(package, "__all__")}
     for package in list(found.values()):

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.decoding.models import near, prompts, tiny
+from python_tests.decoding.models import AS_THE_DEMO, near, prompts, tiny
 from python_tests.support import present, present_emulated
 from specdec_kernels import cli, config
 from specdec_kernels.integrations.transformers.models import DECODERS, ENCODER_DECODERS
@@ -131,9 +131,7 @@ def a_tree_step(batch: int = BATCH, vocab: int = VOCAB) -> dict[str, Any]:
 
 
 def medusa() -> dict[str, Any]:
-    """A target as wide as the demo's model, so that its hidden states and ids fit that model's heads."""
-    wide = {"hidden_size": 576, "vocab_size": 49152, "num_hidden_layers": 1, "tie_word_embeddings": True}
-    return {"model": tiny("llama", **wide), "input_ids": prompts(6)[0]}  # type: ignore[arg-type]
+    return {"model": tiny("llama", **AS_THE_DEMO), "input_ids": prompts(6)[0]}
 
 
 def after_porting(names: dict[str, Any]) -> None:

@@ -80,6 +80,15 @@ def test_the_own_loop_is_the_model_s(compiled: bool) -> None:
             assert out.stats.mean_acceptance_length > 1.5, "what was accepted stands where the text's rows stand"
 
 
+def test_the_own_loop_s_ends_are_the_model_s() -> None:
+    target, lean = tiny("llama", 1), example("own_loop").LeanLlama
+    for ends, expected in ((None, ()), (7, (7,)), ([7, 9], (7, 9))):
+        target.generation_config.eos_token_id = ends
+        assert lean(target).end_ids == expected
+    with pytest.raises(ValueError, match="model must be without biases"):
+        lean(tiny("llama", 1, mlp_bias=True))
+
+
 def test_the_own_loop_s_logits_are_the_model_s_in_half_precision() -> None:
     target = tiny("llama", 1).bfloat16()
     lean = example("own_loop").LeanLlama(target)
@@ -99,6 +108,7 @@ class Markov(ModuleType):
     """
 
     n_batch = 8
+    forgets = True
 
     def __init__(self, table: torch.Tensor) -> None:
         super().__init__("llama_cpp")
@@ -136,9 +146,11 @@ class Markov(ModuleType):
     def llama_memory_clear(self, memory: list[int], data: bool) -> None:
         memory.clear()
 
-    def llama_memory_seq_rm(self, memory: list[int], sequence: int, first: int, end: int) -> None:
+    def llama_memory_seq_rm(self, memory: list[int], sequence: int, first: int, end: int) -> bool:
         assert sequence == 0 and end == -1
-        del memory[first:]
+        if self.forgets:
+            del memory[first:]
+        return self.forgets
 
 
 @pytest.fixture
@@ -159,6 +171,12 @@ def test_the_loop_around_llama_cpp_is_greedy_decoding_at_temperature_0(markov: M
     markov.table[0, 4] = 10  # now the end follows the 0
     text, _ = example("llama_cpp_loop").speculate(markov, prompt, sk.SamplingParams(0.0), max_new_tokens=12)
     assert text == [*prompt, 4]
+
+
+def test_a_memory_that_cannot_forget_is_refused(markov: Markov) -> None:
+    markov.forgets = False
+    with pytest.raises(RuntimeError, match="this model's memory cannot forget tokens"):
+        example("llama_cpp_loop").speculate(markov, [0, 1, 0, 1], sk.SamplingParams(), max_new_tokens=4)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from python_tests.wrong_values import Calls, complaints, logits, parameters, tab
 from specdec_kernels.analysis.measured import Acceptance, StepCosts, watch
 from specdec_kernels.analysis.planner import Plan
 from specdec_kernels.decoding import Runner
+from specdec_kernels.integrations import flashinfer_pipeline
 from specdec_kernels.medusa import Features, MedusaHeads, Recipe
 from specdec_kernels.testing import ChainProblem, TreeProblem, pieces
 
@@ -57,6 +58,9 @@ GOOD: Calls = {
     "analysis.measured.Acceptance.of": (Acceptance.of, lambda: {"watched": [watched()]}),
     "testing.ChainProblem": (ChainProblem, lambda: {"target": [logits(3), logits(3, 3)], "draft": [logits(3)]}),
     "testing.ChainProblem.call": (CHAIN.call, lambda: step(CHAIN, CHAIN.num_uniforms)),
+    "integrations.flashinfer_pipeline.LogitsPipe.compile": (
+        flashinfer_pipeline.LogitsPipe([flashinfer_pipeline.Softmax()]).compile, lambda: {"custom_fusion_rules": None},
+    ),
     "CostTable.at": (sk.CostTable.nominal(True).at, lambda: {"step": 1}),
     "CostTable.nominal": (sk.CostTable.nominal, lambda: {"draft_model": True, "num_nodes": 4}),
     "Draft": (sk.Draft, lambda: {"tokens": torch.tensor([[1, 2]]), "logits": logits(1, 2, 5)}),
@@ -142,6 +146,7 @@ RESULTS = {
     "ShardStats", "Status", "TokenLogprobs", "VerifyOutput", "analysis.measured.Acceptance",
     "analysis.measured.Estimate", "analysis.measured.StepCosts", "analysis.measured.Watched", "analysis.planner.Choice",
     "analysis.planner.Plan", "audit.Finding", "audit.Loop", "audit.Report", "audit.Row", "testing.Pieces",
+    "integrations.flashinfer_pipeline.TensorType",
 }  # fmt: skip
 # What `generate` calls, and what it calls it with.
 OF_THE_LOOP = (
@@ -165,8 +170,9 @@ def raises_section(call: Callable[..., Any]) -> bool:
 
 
 def test_everything_public_says_what_it_raises() -> None:
-    """Except for formulas, figures and prompts, where it goes without saying."""
-    unsaid = ("analysis.", "assets.", "CostTable.")
+    """Except for formulas, figures and prompts, where it goes without saying, and for what takes anything."""
+    pipeline = "integrations.flashinfer_pipeline"
+    unsaid = ("analysis.", "assets.", "CostTable.", f"{pipeline}.Sample", f"{pipeline}.Softmax")
     silent = [
         name
         for name, call in public.callables().items()

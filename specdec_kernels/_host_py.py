@@ -235,7 +235,10 @@ class NgramIndex:
             raise TypeError(f"distribution: table must be an NgramTable or None, got {type(table).__name__}")
         longest = 0 if table is None else len(table.orders)
         with self._lock:
-            seen = [(text.tokens[-longest:], text.followers()) for text in self._texts]
+            seen = [
+                (text.tokens[max(len(text.tokens) - longest, 0) :], text.followers()) if wanted else ([], [])
+                for text, wanted in zip(self._texts, allowed, strict=True)
+            ]
         terms: list[tuple[int, int, float]] = []  # row, id, and what it adds
         for row, (end, following) in enumerate(seen):
             if not allowed[row]:

@@ -123,10 +123,16 @@ def check_int(caller: str, name: str, value: object, lowest: int, highest: int |
     return value
 
 
+def check_is_number(caller: str, name: str, value: object, words: str = "a number") -> None:
+    """TypeError unless `value` is an int or a float, which the message calls `words`; a bool is neither."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{caller}: {name} must be {words}, got {type(value).__name__}")
+
+
 def check_number(caller: str, name: str, value: object, lowest: float, highest: float) -> float:
     """`value`; raises unless it is a number in ``[lowest, highest]``."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{caller}: {name} must be a number, got {type(value).__name__}")
+    check_is_number(caller, name, value)
+    assert isinstance(value, (int, float))
     if not lowest <= value <= highest:
         raise ValueError(f"{caller}: {name} must be in [{lowest}, {highest}], got {value}")
     return value

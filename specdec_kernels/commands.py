@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from . import assets
+from .assets.model import lacks_memory
 from .integrations.transformers.models import same_vocabulary
 from .integrations.transformers.packing import pack_linear_weights
 from .options import FAILED, THREADS, device, existing
@@ -20,9 +21,6 @@ __all__ = [
     "add_model_options", "add_target", "add_threads", "ended", "load", "load_draft", "load_target", "model_name",
     "reach", "read_text",
 ]  # fmt: skip
-
-_NO_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")
-"""What torch says on a CPU, in an error of no kind of its own."""
 
 
 def ended(name: str, run: Callable[[], int | None], extra: str | None = None) -> int:
@@ -62,7 +60,7 @@ def ended(name: str, run: Callable[[], int | None], extra: str | None = None) ->
     except (assets.AssetError, ValueError, MemoryError, torch.OutOfMemoryError) as error:
         reason = str(error) or "out of memory"
     except RuntimeError as error:
-        if not any(words in str(error) for words in _NO_MEMORY):
+        if not lacks_memory(error):
             raise
         reason = "out of memory"
     print(f"{name}: {reason.removeprefix(f'{name}: ')}", file=sys.stderr)

@@ -31,7 +31,7 @@ from typing import ClassVar
 
 import torch
 
-from .checks import check_one_of
+from .checks import check_is_number, check_one_of
 from .flat import LOSSY, FlatLaw
 
 __all__ = ["BiLD", "Chow", "Diff", "Lossy", "Opt", "TargetLaw", "TokenV1", "TokenV2", "TokenV3"]
@@ -61,8 +61,7 @@ class TargetLaw:
     alpha: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, (int, float)):
-            raise TypeError(f"{type(self).__name__}: alpha must be a number, got {type(self.alpha).__name__}")
+        check_is_number(type(self).__name__, "alpha", self.alpha)
         if not abs(self.alpha) <= sys.float_info.max:
             raise ValueError(f"{type(self).__name__}: alpha must be finite, got {self.alpha}")
 
@@ -115,9 +114,9 @@ class Lossy(TargetLaw):
                 raise ValueError(f"Lossy: beta must be a number or 'exact', got {self.beta!r}")
             if self.alpha > _MOST_EXACT:
                 raise ValueError(f"Lossy: alpha must be at most {_MOST_EXACT} beside beta='exact', got {self.alpha}")
-        elif isinstance(self.beta, bool) or not isinstance(self.beta, (int, float)):
-            raise TypeError(f"Lossy: beta must be a number or 'exact', got {type(self.beta).__name__}")
-        elif not (1 - self.alpha) * (1 - 2.0**-50) <= self.beta <= _MOST_BETA:  # beta 0.3 passes with alpha 0.7
+            return
+        check_is_number("Lossy", "beta", self.beta, "a number or 'exact'")
+        if not (1 - self.alpha) * (1 - 2.0**-50) <= self.beta <= _MOST_BETA:  # beta 0.3 passes with alpha 0.7
             raise ValueError(f"Lossy: beta must be in [1 - alpha = {1 - self.alpha}, {_MOST_BETA}], got {self.beta}")
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import MAX_VOCAB, check_id_tensor, check_instance, check_int
+from .checks import MAX_VOCAB, check_id_tensor, check_instance, check_int, check_is_number
 from .flat import FlatProcessors
 from .types import NO_ID, TokenCounts
 
@@ -271,8 +271,7 @@ class Processors:
                     raise TypeError(f"Processors: {name} must be a number or a [batch] real tensor, got {_form(value)}")
                 columns.append(value.to(torch.float32))
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"Processors: {name} must be a number or a [batch] tensor, got {type(value).__name__}")
+            check_is_number("Processors", name, value, "a number or a [batch] tensor")
             if not abs(value) <= torch.finfo(torch.float32).max or (lowest is not None and not value > lowest):
                 wanted = "finite" if lowest is None else "finite and > 0 in float32"
                 raise ValueError(f"Processors: {name} must be {wanted}, got {value}")

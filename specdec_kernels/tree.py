@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_device, check_int, check_one_of, check_tensor
+from .checks import ID_DTYPES, check_device, check_int, check_one_of, check_tensor
 from .types import Status
 
 MAX_DEPTH = 64
@@ -428,9 +428,7 @@ class DraftTree:
         return moved
 
     def _check_context(self, context_lengths: Tensor) -> None:
-        check_tensor(
-            "DraftTree", "context_lengths", context_lengths, (torch.int64, torch.int32), self.parents.device
-        )  # fmt: skip
+        check_tensor("DraftTree", "context_lengths", context_lengths, ID_DTYPES, self.parents.device)
         if context_lengths.dim() != 1:
             raise ValueError(f"DraftTree: context_lengths must be a [batch] tensor, got {list(context_lengths.shape)}")
         if self.is_batched and context_lengths.shape != self.parents.shape[:1]:

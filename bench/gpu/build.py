@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(prog="python -m bench.gpu.build", description=__doc__)
     parse.add_argument("--budget", type=float, default=180.0, help="seconds; default: 180")
     parse.add_argument("--folder", type=Path, required=True, help="for the results")
-    parse.add_argument("--logs", type=Path, default=process.ROOT / "build/gpu-report")
+    parse.add_argument("--logs", type=Path, default=process.LOGS)
     parse.add_argument("--capability", help="of the GPU, as 9.0; none: a rehearsal")
     return parse
 

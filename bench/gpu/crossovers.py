@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
+from specdec_kernels.files import write_whole
 from specdec_kernels.options import existing
 
 from ..report import Row
@@ -121,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(result["rows"]), told(result["rows"], multiprocessors), sep="\n")
     found = thresholds(result["rows"], multiprocessors)
     if options.write and found:
-        SOURCE.write_text(written(SOURCE.read_text(), found))
+        changed = written(SOURCE.read_text(), found)
+        write_whole(SOURCE, lambda made: made.write_text(changed))
         print("wrote", SOURCE.relative_to(ROOT))
     return 0 if found else 1
 

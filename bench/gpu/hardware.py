@@ -67,10 +67,14 @@ REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 
 
 def state() -> dict[str, str] | None:
-    """Clocks, power, temperature and what holds the clocks down, as nvidia-smi reports them; nothing is changed."""
+    """Clocks, power, temperature and what holds the clocks down, as nvidia-smi reports them of torch's first GPU;
+    nothing is changed.
+    """
+    uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None) if torch.cuda.is_available() else None
+    which = [] if uuid is None else [f"--id=GPU-{uuid}"]  # nvidia-smi does not look at CUDA_VISIBLE_DEVICES
     for reasons in REASONS:
         fields = (*STATE, reasons)
-        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+        command = ["nvidia-smi", *which, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
         try:
             said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
         except (OSError, subprocess.SubprocessError):

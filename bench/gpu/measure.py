@@ -98,7 +98,7 @@ def check(case: Case, step: Any, output: Any) -> Tensor:
     if case.op == "verify_tree":
         return check_tree(case, step, output)
     if case.op != "verify_chain":
-        drawn = getattr(output, "token", None)
+        drawn = drawn_by(output) if case.op == "sample" else None
         if drawn is not None and not bool(((drawn >= 0) & (drawn < case.vocab)).all()):
             raise ValueError("a sampled token is outside the vocabulary")
         return torch.zeros(case.batch, device=case.device)
@@ -117,6 +117,11 @@ def check(case: Case, step: Any, output: Any) -> Tensor:
     return accepted.float()
 
 
+def drawn_by(output: Any) -> Tensor:
+    """The ids among what a sampler gives: a tensor, or a tuple that begins with one."""
+    return output if isinstance(output, Tensor) else output[0]
+
+
 def check_tree(case: Case, step: inputs.TreeInputs, output: tuple[Tensor, Tensor]) -> Tensor:
     """`check` for a tree."""
     tokens, accepted = output
@@ -126,6 +131,13 @@ def check_tree(case: Case, step: inputs.TreeInputs, output: tuple[Tensor, Tensor
     emitted = tokens[torch.arange(depth + 1, device=tokens.device) <= accepted[:, None]]
     if not bool(((emitted >= 0) & (emitted < case.vocab)).all()):
         raise ValueError("an emitted token is outside the vocabulary")
+    parents, drafted = step.tree.parents.tolist(), step.node_tokens.tolist()
+    for b, (path, length) in enumerate(zip(tokens.tolist(), accepted.tolist(), strict=True)):
+        at = {0}  # the nodes that the path so far may have reached
+        for token in path[: int(length)]:
+            at = {node for node, parent in enumerate(parents) if parent in at and drafted[b][node] == token}
+        if not at:
+            raise ValueError("the accepted tokens are no path of the tree")
     return accepted.float()
 
 
@@ -137,7 +149,7 @@ def prepare(case: Case, name: str, sets: Sequence[Any], setup: Setup) -> Prepare
         return None
     outputs = [call(step) for step in sets]
     accepted = torch.stack([check(case, step, output) for step, output in zip(sets, outputs, strict=True)])
-    warm = num_bytes(sets[0]) <= setup.cache_bytes
+    warm = inputs.bytes_held(list(vars(sets[0]).values())) <= setup.cache_bytes
     orders = {"cold": range(len(sets)), **({"warm": [0] * len(sets)} if warm else {})}
     runs: dict[tuple[str, str], tuple[Run, int]] = {}
     for cache, places in orders.items():

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+LOGS = ROOT / "build/gpu-report"
 ABSENT = 77
 """Exit code of a part whose tool is not here, or refuses this machine."""
 UNFINISHED = 75

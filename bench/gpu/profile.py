@@ -39,7 +39,7 @@ METRICS = {
 }
 
 
-def cases(device: str, vocab: int = 128256, batches: Sequence[int] = (32, 1, 256)) -> list[Case]:
+def cases(device: str, vocab: int = grid.VOCAB, batches: Sequence[int] = (32, 1, 256)) -> list[Case]:
     """Plain and truncated, few to many sequences."""
     return grid.cases(device, grid.Sizes([vocab], batches, [5], ["T=1", "truncated"]))
 
@@ -85,11 +85,11 @@ def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(prog="python -m bench.gpu.profile", description=__doc__)
     parse.add_argument("--budget", type=SECONDS, default=120.0, help="seconds; default: 120")
     parse.add_argument("--folder", type=Path, help="default: bench/results/<the GPU>")
-    parse.add_argument("--logs", type=Path, default=process.ROOT / "build/gpu-report")
+    parse.add_argument("--logs", type=Path, default=process.LOGS)
     parse.add_argument("--tool", help="default: ncu, where it is found")
     parse.add_argument("--provider", default="cuda")
     parse.add_argument("--device", type=device, default="cuda")
-    parse.add_argument("--vocab", type=POSITIVE, default=128256)
+    parse.add_argument("--vocab", type=POSITIVE, default=grid.VOCAB)
     parse.add_argument("--most", type=POSITIVE, help="so many cases at most; default: all")
     parse.add_argument("--only", type=COUNT, help=argparse.SUPPRESS)
     return parse

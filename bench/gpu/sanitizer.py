@@ -39,7 +39,7 @@ def steps(rehearse: bool) -> list[tuple[str, tuple[str, ...], float]]:
 def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(prog="python -m bench.gpu.sanitizer", description=__doc__)
     parse.add_argument("--budget", type=float, default=90.0, help="seconds; default: 90")
-    parse.add_argument("--logs", type=Path, default=process.ROOT / "build/gpu-report")
+    parse.add_argument("--logs", type=Path, default=process.LOGS)
     parse.add_argument("--tool", help="default: compute-sanitizer, where it is found")
     parse.add_argument("--rehearse", action="store_true", help="the CPU's kernels")
     return parse

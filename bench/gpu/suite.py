@@ -53,7 +53,7 @@ def pytest(rehearse: bool) -> list[str]:
 def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(prog="python -m bench.gpu.suite", description=__doc__)
     parse.add_argument("--budget", type=float, default=170.0, help="seconds; default: 170")
-    parse.add_argument("--logs", type=Path, default=process.ROOT / "build/gpu-report")
+    parse.add_argument("--logs", type=Path, default=process.LOGS)
     parse.add_argument("--rehearse", action="store_true", help="a few tests on the CPU")
     return parse
 

@@ -105,9 +105,8 @@ def one_of(weights: Tensor) -> Tensor:
     return (weights / torch.empty_like(weights).exponential_(1)).argmax(-1)
 
 
-def recover(p: Tensor, q: Tensor, all_accepted: Tensor) -> Tensor:
-    """A draw from ``norm((p − q)+)``, or from p after a fully accepted draft or if nothing is left, ``[batch]``."""
-    residual = (p - q).clamp_min(0)
+def recover(p: Tensor, residual: Tensor, all_accepted: Tensor) -> Tensor:
+    """A draw from the weights `residual`, or from p after a fully accepted draft or if nothing is left, ``[batch]``."""
     use_p = all_accepted | (residual.sum(-1) <= 0)
     return one_of(torch.where(use_p[:, None], p, residual))
 
@@ -117,8 +116,8 @@ def token_rule(target: Tensor, draft: Tensor, draft_tokens: Tensor) -> tuple[Ten
     num_draft = draft_tokens.shape[1]
     p, q = values_at(target[:, :-1], draft_tokens), values_at(draft, draft_tokens)
     accepted = prefix(torch.rand_like(p) * q < p)
-    final = recover(pick(target, accepted), pick(draft, accepted.clamp_max(num_draft - 1)), accepted == num_draft)
-    return assemble(draft_tokens, accepted, final)
+    row, q_row = pick(target, accepted), pick(draft, accepted.clamp_max(num_draft - 1))
+    return assemble(draft_tokens, accepted, recover(row, (row - q_row).clamp_min(0), accepted == num_draft))
 
 
 def one_hot_rule(target: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,8 +125,9 @@ def one_hot_rule(target: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
     num_draft = draft_tokens.shape[1]
     p = values_at(target[:, :-1], draft_tokens)
     accepted = prefix(torch.rand_like(p) < p)
-    q = torch.nn.functional.one_hot(pick(draft_tokens, accepted.clamp_max(num_draft - 1)), target.shape[-1])
-    return assemble(draft_tokens, accepted, recover(pick(target, accepted), q, accepted == num_draft))
+    row, token = pick(target, accepted), pick(draft_tokens, accepted.clamp_max(num_draft - 1))
+    left = row.scatter(-1, token[:, None], 0.0)
+    return assemble(draft_tokens, accepted, recover(row, left, accepted == num_draft))
 
 
 def agreeing(wanted: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,8 +212,8 @@ def verify_packed_rows(
     accepted = prefix((torch.rand_like(p) * q < p) & inside)
     whole = accepted == length
     q_row = draft[(start + accepted).clamp_max(draft.shape[0] - 1)]
-    final = recover(target[start + rows + accepted], q_row, whole)
-    return assemble(tokens, accepted, final)
+    row = target[start + rows + accepted]
+    return assemble(tokens, accepted, recover(row, (row - q_row).clamp_min(0), whole))
 
 
 def statistics(logits: Tensor, params: sk.SamplingParams) -> tuple[Tensor, ...]:

@@ -13,6 +13,8 @@ constexpr int kNumValues = 6;
 
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
+SPECDEC_HD int size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
 enum class Acceptance : int32_t { kToken = 0, kBlock = 1, kMatch = 2, kGreedy = 3 };
 constexpr int kNumAcceptances = 4;
 

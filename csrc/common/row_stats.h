@@ -4,6 +4,8 @@
 
 namespace specdec {
 
+constexpr float kNotAsked = -INFINITY;  // a raw value that nobody asked for
+
 SPECDEC_HD void write_values(const RowLaw& law, float* values, int64_t index, float raw_log_normalizer,
                              float raw_entropy) {
   values += index * kNumValues;

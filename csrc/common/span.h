@@ -162,7 +162,7 @@ SPECDEC_RULE void end_span(const VerifyChainArgs& args, int64_t b, int64_t room,
   if (found.end == End::kBadToken) span.status |= kBadToken;
 }
 
-// Ends the span before token i, which Q cannot have produced: kBadDraft.
+// Ends the span before token i, which Q cannot have produced; the caller flags kBadDraft.
 SPECDEC_HD void end_before(Span& span, int64_t i) {
   span.length = i;
   span.closed = span.takes_bonus = false;

@@ -62,6 +62,9 @@ SPECDEC_HD float surprise(const RawRow& row, float logit, int32_t id) {
   return (row.max - fmaxf(logit, -INFINITY)) - logf(row.max_prob);
 }
 
+// Whether a law looks at the surprise of the draft's argmax under p.
+SPECDEC_HD bool asks_surprise_of_argmax(const TargetLaw& law) { return law.kind == LawKind::kBiLD && law.variant; }
+
 // What has to be summed over a position's ids before its law is known.
 enum class Measure : int32_t {
   kNothing,

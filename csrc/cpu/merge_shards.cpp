@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 #include "common/row_stats.h"
@@ -12,7 +11,6 @@ namespace specdec::cpu {
 namespace {
 
 constexpr int64_t kCostOfTile = 16;  // adding one tile costs as much as this many numbers of a row
-constexpr float kNotAsked = -std::numeric_limits<float>::infinity();
 
 }  // namespace
 

@@ -47,7 +47,11 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, Team* team, Row
   }
   if (sum) {
     if (weights)
-      for (float& mass : scratch.tile_mass) mass *= law.inverse_temperature;
+      for (size_t tile = 0; tile < scratch.tile_mass.size(); ++tile) {
+        // As in scale_masses.
+        const bool weighs = scratch.tile_max[tile] * law.inverse_temperature > 0;
+        scratch.tile_mass[tile] = weighs ? scratch.tile_mass[tile] * law.inverse_temperature : 0.0f;
+      }
     else
       scale_masses(scratch.tile_max.data(), law.max, sampling.inverse_temperature, scratch.tile_mass);
     law.normalizer = sum_of(scratch.tile_mass);
@@ -155,9 +159,8 @@ bool ascends(const int32_t* ids, int32_t n) {
 }
 
 RowView row_view(const Rows& rows, int64_t b, int64_t i) {
-  const int64_t size = rows.dtype == DType::kFloat32 ? 4 : 2;
-  return {static_cast<const char*>(rows.data) + (b * rows.stride_batch + i * rows.stride_row) * size, rows.dtype,
-          rows.vocab};
+  return {static_cast<const char*>(rows.data) + (b * rows.stride_batch + i * rows.stride_row) * size_of(rows.dtype),
+          rows.dtype, rows.vocab};
 }
 
 RowView row_view(const Rows& rows, int64_t b, int64_t i, const ProcessorArgs& processors, int64_t sequence,

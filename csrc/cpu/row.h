@@ -35,7 +35,7 @@ struct RowView {
   bool processed = false;
   Overlay overlay{};  // of its sequence, if `processed`,
   int32_t place = 0;  // and which of its rows this is
-  const void* in_memory(int32_t id) const { return data + int64_t(id) * (dtype == DType::kFloat32 ? 4 : 2); }
+  const void* in_memory(int32_t id) const { return data + int64_t(id) * size_of(dtype); }
   // The n <= kTile logits from id `begin` on: n is 1, or `begin` a multiple of 32.
   Logits at(int32_t begin, int n) const { return {*this, begin, n}; }
   Logits tile(int tile) const { return at(tile * kTile, tile_size(tile)); }

@@ -11,8 +11,6 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr float kNotAsked = -std::numeric_limits<float>::infinity();
-
 std::vector<NoisyToken> draw_row(const SampleArgs& args, Reading& read, int64_t index) {
   if (args.noise_keys) return noisy_top(read, args.noise_keys[index], args.draft_to_target, args.num_samples);
   if (read.law.one_hot || !args.uniform_samples.data) return {{0.0f, read.law.argmax}};

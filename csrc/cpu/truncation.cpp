@@ -53,7 +53,7 @@ RowView view_of(const std::vector<float>& values) { return view_of(values.data()
 
 // The values of a row with low <= x < high, tile after tile.
 struct Band {
-  std::vector<float> value = std::vector<float>(kMaxBand + kTile + kSlack);
+  std::vector<float> value = std::vector<float>(kMaxBand + kTile + kMostLanes);
   std::vector<int> first;  // of each tile, and how many there are
 
   RowView view() const { return view_of(value.data(), size_t(first.back())); }
@@ -180,7 +180,7 @@ class Truncation {
  private:
   // Lists every id with logit >= bound (and > -inf) in index order; false if there are too many.
   bool list(float bound) {
-    constexpr int kMost = RowScratch::kMaxKept, kRoom = kMost + kGroup + kSlack;
+    constexpr int kMost = RowScratch::kMaxKept, kRoom = kMost + kGroup + kMostLanes;
     int32_t id[kRoom];
     float logit[kRoom];
     bound = std::max(bound, kLowest);

@@ -20,7 +20,7 @@ void Position::mix(const TargetLaw& law, const DraftLaw& draft) {
     RowLaw raw_p;
     raw_target_ = read_raw(target.row, &raw_p);
     raw_draft_ = read_raw(draft.mapped().row, &raw_q_);
-    if (law.kind == LawKind::kBiLD && law.variant)
+    if (asks_surprise_of_argmax(law))
       surprise_q = surprise(raw_target_, MappedRow{target.row}.logit(raw_draft_.argmax), raw_draft_.argmax);
   }
   mixture = begin_mixture(law, raw_target_, raw_draft_, surprise_q, &measure_);

@@ -443,8 +443,11 @@ inline __device__ __noinline__ void sum_weights(Reading& r) {
   };
   sum([&](float total) { set_total(r.law, total, r.sampling); });
   if (r.law.one_hot) return;
-  for (int tile = int(threadIdx.x); tile < tiles; tile += int(blockDim.x))
-    r.table.mass[tile] *= r.law.inverse_temperature;
+  // As each id is multiplied: if the tile's largest comes to 0 there is nothing to draw.
+  for (int tile = int(threadIdx.x); tile < tiles; tile += int(blockDim.x)) {
+    const float times = r.law.inverse_temperature;
+    r.table.mass[tile] = r.table.max[tile] * times > 0.0f ? r.table.mass[tile] * times : 0.0f;
+  }
   __syncthreads();
   sum([&](float total) { r.law.normalizer = total; });
 }
@@ -485,9 +488,8 @@ __device__ __forceinline__ void find_law(Reading& reading, bool need_argmax) {
 
   const Cut cut = cut_of(reading.sampling, reading.row.vocab);
   if (cut.whole && !weights) {
-    const float scale = reading.sampling.inverse_temperature * kLog2E;
     for (int tile = int(threadIdx.x); tile < tiles; tile += int(blockDim.x))
-      table.mass[tile] *= fast_exp2((table.max[tile] - max) * scale);
+      table.mass[tile] *= exp_of(table.max[tile], max, reading.sampling.inverse_temperature);
     __syncthreads();
     if (warp_id() == 0) {
       const float total = sum_of_tiles(table.mass, tiles);
@@ -526,9 +528,8 @@ __device__ __forceinline__ bool plain_law(const RowView& row, const Sampling& sa
   }
   most = warp_max(most);
   if (isinf(most)) return false;
-  const float scale = sampling.inverse_temperature * kLog2E;
 #pragma unroll
-  for (int i = 0; i < kLeaves; ++i) mass[i] *= fast_exp2((max[i] - most) * scale);
+  for (int i = 0; i < kLeaves; ++i) mass[i] *= exp_of(max[i], most, sampling.inverse_temperature);
   const float total = WarpTree<float>(0, tiles, [&](int tile) { return mass[tile - first]; }).sum();
   nan = __any_sync(kAllLanes, nan);
   if (lane_id() == 0)
@@ -560,10 +561,7 @@ __device__ __forceinline__ RawMoments raw_moments(const Reading& reading) {
   if (isinf(max)) return {1.0f, 0.0f};
   const TileTable& table = reading.table;
   const int tiles = reading.row.tiles();
-  const auto scale_of = [&](int tile) {  // what a tile's sums are multiplied by; -inf - max is far below the bound
-    const float shift = table.max[tile] - max;
-    return shift >= kSmallestExponent ? fast_exp2(shift * kLog2E) : 0.0f;
-  };
+  const auto scale_of = [&](int tile) { return exp_of(table.max[tile], max, 1.0f); };
   const float sum = sum_of_tiles(tiles, [&](int tile) { return table.raw_sum[tile] * scale_of(tile); });
   const float weighted = sum_of_tiles(tiles, [&](int tile) {
     const float scale = scale_of(tile);

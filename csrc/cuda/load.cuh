@@ -37,8 +37,6 @@ struct RowView {
 #endif
 };
 
-SPECDEC_HD int size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
-
 SPECDEC_HD RowView row_view(const Rows& rows, int64_t b, int64_t i) {
   return {static_cast<const char*>(rows.data) + (b * rows.stride_batch + i * rows.stride_row) * size_of(rows.dtype),
           rows.dtype, rows.vocab};

@@ -15,14 +15,13 @@ __global__ void __launch_bounds__(32) merge_shards_kernel(const __grid_constant_
   float max = -INFINITY;
   for (int tile = lane_id(); tile < args.tiles; tile += 32) max = fmaxf(max, maxima[tile]);
   max = warp_reduce(max, Max{});
-  const float scale = sampling.inverse_temperature * kLog2E;
   const float sum = sum_of_tiles(args.tiles, [&](int tile) {
-    return args.probs ? mass[tile] : mass[tile] * fast_exp2((maxima[tile] - max) * scale);
+    return args.probs ? mass[tile] : mass[tile] * exp_of(maxima[tile], max, sampling.inverse_temperature);
   });
   if (lane_id() != 0) return;
   RowLaw law = merged_law(max, sum, sampling);
   if (args.probs) law.normalizer = sum;
-  write_values(law, args.values, index, -INFINITY, -INFINITY);
+  write_values(law, args.values, index, kNotAsked, kNotAsked);
   const float x = args.logits_at[index];
   args.prob[index] = args.probs || law.one_hot ? 0.0f : weight_of(x, law) * law.inverse_normalizer;
 }

@@ -20,7 +20,7 @@ struct Mixing {
 // Begins the mixture of a position with known P and Q; by one thread, and out of line to save registers.
 inline __device__ __noinline__ void begin(const TargetLaw& law, Mixing& mixing, Position& at) {
   float surprise_q = 0.0f;
-  if (law.kind == LawKind::kBiLD && law.variant)
+  if (asks_surprise_of_argmax(law))
     surprise_q = surprise(mixing.target, logit_at(at.row, mixing.draft.argmax), mixing.draft.argmax);
   at.mixture = begin_mixture(law, mixing.target, mixing.draft, surprise_q, &mixing.measure);
   at.draft_decides = draft_decides(law.kind);
@@ -30,8 +30,7 @@ inline __device__ __noinline__ void begin(const TargetLaw& law, Mixing& mixing, 
 // P of an id in a raw row, given its logit.
 __device__ __forceinline__ float raw_prob(const RawRow& row, float x, int32_t id) {
   if (isinf(row.max)) return id == row.argmax ? 1.0f : 0.0f;
-  const float exponent = x - row.max;
-  return exponent >= kSmallestExponent ? fast_exp2(exponent * kLog2E) * row.max_prob : 0.0f;
+  return exp_of(x, row.max, 1.0f) * row.max_prob;
 }
 
 // A measure of the lane's ids of run j of a tile; for a lossy law the sum of (scale P - Q)+.

@@ -6,10 +6,16 @@ namespace specdec::SPECDEC_CUDA_ROWS {
 
 constexpr float kLog2E = 1.44269504f;
 
-// exp((x - max) * inverse_temperature) where x >= cutoff, else 0; 0 for NaN and below kSmallestExponent.
-__device__ __forceinline__ float weight_of(float x, float max, float cutoff, float inverse_temperature) {
+// exp((x - max) * inverse_temperature); 0 for NaN and below kSmallestExponent. A tile's mass, too, is scaled by that of
+// its largest x: if that weighs nothing there is nothing to draw, though many such ids may add up to a number.
+__device__ __forceinline__ float exp_of(float x, float max, float inverse_temperature) {
   const float exponent = (x - max) * inverse_temperature;
-  return x >= cutoff && exponent >= kSmallestExponent ? fast_exp2(exponent * kLog2E) : 0.0f;
+  return exponent >= kSmallestExponent ? fast_exp2(exponent * kLog2E) : 0.0f;
+}
+
+// The same where x >= cutoff, else 0.
+__device__ __forceinline__ float weight_of(float x, float max, float cutoff, float inverse_temperature) {
+  return x >= cutoff ? exp_of(x, max, inverse_temperature) : 0.0f;
 }
 __device__ __forceinline__ float weight_of(float x, const RowLaw& law) {
   return weight_of(x, law.max, law.cutoff, law.inverse_temperature);

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     noise.best[index] = 0;
     noise.arrived[index] = 0;
   }
-  if (threadIdx.x == 0) write_stats(read.law, args.out, index, -INFINITY, -INFINITY);
+  if (threadIdx.x == 0) write_stats(read.law, args.out, index, kNotAsked, kNotAsked);
   if (noisy && (args.num_samples > 1 || noise.laws)) return;
   if (warp_id() == 0 && lane_id() == 0) write_drawn(args, read.row, read.law, index, 0, id);
   for (int i = 1 + int(threadIdx.x); i < args.num_samples; i += int(blockDim.x))

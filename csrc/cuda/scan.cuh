@@ -212,10 +212,9 @@ class TileScan {
   __device__ __forceinline__ static void raw_moments(const float (&x)[kHeld], float max, float* sum, float* weighted) {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
-      const float shifted = x[k] - max;
-      const float weight = shifted >= kSmallestExponent ? fast_exp2(shifted * kLog2E) : 0.0f;
+      const float weight = exp_of(x[k], max, 1.0f);
       *sum += weight;
-      *weighted += weight > 0.0f ? weight * shifted : 0.0f;  // 0 * log 0 = 0
+      *weighted += weight > 0.0f ? weight * (x[k] - max) : 0.0f;  // 0 * log 0 = 0
     }
     *sum = warp_reduce(*sum, Sum{});
     *weighted = warp_reduce(*weighted, Sum{});

@@ -65,9 +65,8 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const RowView own = row_view(args.logits, index / args.n, index % args.n);
   TileTable table = table_of(tables, index, tiles);
   scan_row<false>(own, {true, false, false, from.law.inverse_temperature}, table);
-  const float scale = from.law.inverse_temperature * kLog2E;
   for (int tile = int(threadIdx.x); tile < tiles; tile += int(blockDim.x))
-    table.mass[tile] *= fast_exp2((table.max[tile] - from.law.max) * scale);
+    table.mass[tile] *= exp_of(table.max[tile], from.law.max, from.law.inverse_temperature);
   __syncthreads();
   table.max -= first;
   table.mass -= first;

@@ -98,7 +98,7 @@ T* in_cluster_block(T* address, unsigned rank) {
 inline void init_mbarrier(uint64_t* barrier, unsigned arrivals, emulator::Site site = emulator::Site::here()) {
   emulator::init_barrier(barrier, arrivals, site);
 }
-inline void publish_mbarriers() {}
+inline void publish_mbarriers() { emulator::publish_barriers(); }
 inline void expect_bytes(uint64_t* barrier, unsigned bytes, emulator::Site site = emulator::Site::here()) {
   emulator::expect_bytes(barrier, bytes, site);
 }

@@ -204,6 +204,7 @@ void start_block(Block& block, uint3 index, Cluster& cluster) {
   block.threads = int(block.dim.x * block.dim.y * block.dim.z);
   block.work = {};
   std::fill(std::begin(block.landings), std::end(block.landings), Landing{});
+  block.unpublished = false;
   block.returned = block.waiting = 0;
   block.ready = 0;
   block.vote = false;

@@ -123,6 +123,7 @@ struct Block {
   Token start, end, barrier_tokens[2];
   Work work;
   Landing landings[64];
+  bool unpublished = false;  // an mbarrier, which copies may therefore not see yet
   // Shared memory: first the dynamic, then the arrays.
   unsigned char* memory = nullptr;
   size_t memory_bytes = 0;

@@ -148,7 +148,10 @@ void init_barrier(uint64_t* barrier, unsigned arrivals, Site site) {
   check_in_block(barrier, sizeof *barrier, "mbarrier", site);
   if (arrivals == 0 || arrivals >= 0x7FFF) fail("mbarrier", site, "a count that it cannot have");
   write({0, arrivals, arrivals, 0}, barrier);
+  __atomic_store_n(&current->block->unpublished, true, __ATOMIC_RELAXED);
 }
+
+void publish_barriers() { __atomic_store_n(&current->block->unpublished, false, __ATOMIC_RELAXED); }
 
 void expect_bytes(uint64_t* word, unsigned bytes, Site site) {
   Barrier barrier = read_named(word, site);
@@ -165,6 +168,8 @@ void start_copy(void* to, const void* from, unsigned bytes, uint64_t* barrier, S
   Machine& m = machine;
   check_in_block(to, bytes, "bulk_copy", site);
   read_named(barrier, site);
+  if (__atomic_load_n(&current->block->unpublished, __ATOMIC_RELAXED))
+    fail("bulk_copy", site, "an mbarrier of the block was not published");
   landing_of(*current->block, barrier, site);
   if (bytes == 0 || ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % 16) != 0)
     fail("bulk_copy", site, "addresses and bytes must be multiples of 16");

@@ -5,6 +5,8 @@
 namespace specdec::emulator {
 
 void init_barrier(uint64_t* barrier, unsigned arrivals, Site site);
+// Lets copies see the block's mbarriers.
+void publish_barriers();
 // Arrives, and extends the barrier's phase until so many more bytes have landed.
 void expect_bytes(uint64_t* barrier, unsigned bytes, Site site);
 // Starts a copy that ends at some later point.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from python_tests.decoding.models import Letters, TableRunner, tiny
+from python_tests.decoding.models import AS_THE_DEMO, Letters, TableRunner, tiny
 from specdec_kernels import assets, cli
 from specdec_kernels.analysis import command, drafters, planner
 from specdec_kernels.assets import corpus, prompts
@@ -211,8 +211,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_drafters_by_name() -> None:
-    wide = {"hidden_size": 576, "vocab_size": 49152, "num_hidden_layers": 1, "tie_word_embeddings": True}
-    model: Any = tiny("llama", **wide)  # type: ignore[arg-type]
+    model: Any = tiny("llama", **AS_THE_DEMO)
     names = ["medusa", "lookup", "model", "model-tree"]
     made = drafters.make(names, model, Letters(), corpus=False, draft_model=tiny("llama"))
     assert [type(drafter) for drafter in made.values()] == [MedusaDrafter, NgramDrafter, ModelDrafter, ModelTreeDrafter]

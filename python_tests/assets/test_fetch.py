@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specdec_kernels import config
+from python_tests.support import environment
 from specdec_kernels.assets import fetch
 
 
@@ -24,12 +24,9 @@ def silent(message: str) -> None:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
-    config.reload()
-    yield tmp_path / "cache"
-    monkeypatch.undo()
-    config.reload()
+def cache(tmp_path: Path) -> Iterator[Path]:
+    with environment(SPECDEC_CACHE=str(tmp_path / "cache")):
+        yield tmp_path / "cache"
 
 
 def visible(cache: Path) -> list[str]:

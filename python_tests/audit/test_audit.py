@@ -252,6 +252,77 @@ def test_what_goes_wrong_is_told_and_not_raised() -> None:
     assert "an id outside the vocabulary" in str(audit(outside, cases=["two ids"], steps=False))
 
 
+def race(weights: Tensor) -> Tensor:
+    return (weights / torch.empty_like(weights).exponential_()).argmax(-1)
+
+
+def test_numbers_that_are_asked_for_as_they_are_needed() -> None:
+    """Which number is a coin and which a race depends on what was accepted."""
+
+    def verify(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, num_draft_tokens: Tensor) -> Tensor:
+        out = torch.full(target_probs.shape[:2], -1)
+        for b, length in enumerate(num_draft_tokens.tolist()):
+            for i, x in enumerate(draft_tokens[b, :length].tolist()):
+                p, q = target_probs[b, i], draft_probs[b, i]
+                if torch.rand((), dtype=torch.float64) * q[x] >= p[x]:
+                    out[b, i] = race((p - q).clamp_min(0))
+                    break
+                out[b, i] = x
+            else:
+                out[b, length] = race(target_probs[b, length])
+        return out
+
+    report = audit(verify, cases=["two ids", "one-hot drafts, two drafted"], steps=False, samples=2000)
+    assert report.lossless, report
+
+
+def test_a_race_of_uniforms_is_sampled() -> None:
+    """Its outcome is constant in no boxes, however small."""
+
+    def verify(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor) -> Tensor:
+        def gumbel(weights: Tensor) -> Tensor:
+            return (weights.log() - torch.log(-torch.log(torch.rand(weights.shape).double()))).argmax(-1)
+
+        coins = torch.rand(draft_tokens.shape).double()
+        return planted.chain(target_probs.double(), draft_probs.double(), draft_tokens, coins, gumbel)
+
+    report = audit(verify, cases=["two ids, the likelier"], steps=False)
+    assert report.lossless and [row.how for row in report.rows if row.joint] == ["60000 samples"], report
+
+
+def test_a_largest_batch_is_no_defect() -> None:
+    def verify(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor) -> Tensor:
+        assert len(draft_tokens) <= 700
+        return right(target_probs, draft_tokens, draft_probs, uniform_samples)
+
+    def always(target_probs: Tensor, draft_tokens: Tensor) -> Tensor:
+        raise ValueError("never")
+
+    report = audit(verify, cases=["two ids"], samples=5000)
+    assert report.lossless and len(report.loops) == 1, report
+    report = audit(always, cases=["two ids"], samples=5000)
+    assert [loop.failure for loop in report.loops] == ["it raises ValueError: never"] and "p = " not in str(report)
+
+
+def test_a_final_token_that_cannot_be_is_no_accepted_one() -> None:
+    """One that is accepted at u = 0 has a cause of its own."""
+
+    def verify(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor) -> Tensor:
+        u = uniform_samples.double()
+
+        def from_the_first(weights: Tensor) -> Tensor:
+            ends = weights.cumsum(-1)
+            return (ends < u[:, :1] * ends[:, -1:]).sum(-1)
+
+        rows = target_probs.double(), draft_probs.double()
+        right_ones = planted.chain(*rows, draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]))
+        drawn = planted.chain(*rows, draft_tokens, u[:, 1:], from_the_first)
+        return torch.where((right_ones >= 0).all(1, keepdim=True), drawn, right_ones)  # the bonus alone
+
+    report = audit(verify, steps=False)
+    assert [finding.name for finding in report.findings] == ["draw-at-an-end"], report
+
+
 def right(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor) -> Tensor:
     rows, u = (target_probs.double(), draft_probs.double()), uniform_samples.double()
     return planted.chain(*rows, draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]))

@@ -59,6 +59,16 @@ def test_a_generator_that_is_set_back_gives_the_same_numbers() -> None:
     assert torch.equal(first, again) and not torch.equal(first, second) and len(noise.kinds) == 2
 
 
+def test_one_that_is_set_back_gives_them_to_other_functions_too() -> None:
+    with Noise(numbers(1), LENGTHS, VOCAB) as noise:
+        generator = torch.Generator().manual_seed(3)
+        first = torch.rand(ROWS, generator=generator)
+        again = torch.empty(ROWS).uniform_(generator=generator.manual_seed(3))
+        assert torch.equal(first, again) and len(noise.kinds) == 1
+        with pytest.raises(UnknownNoise, match="a race with the numbers of another draw"):
+            torch.empty(ROWS, VOCAB).exponential_(generator=generator.manual_seed(3))
+
+
 def test_what_it_cannot_answer_for() -> None:
     with Noise(numbers(1), LENGTHS, VOCAB):
         for call in (lambda: torch.randn(ROWS), lambda: torch.rand(11), lambda: torch.multinomial(torch.ones(4), 2)):

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+import specdec_kernels as sk
 from bench import inputs, machine
 from bench.gpu import (
     bench,
@@ -135,6 +136,23 @@ def test_outputs_are_checked(tokens: list[list[int]], accepted: list[int], messa
     with pytest.raises(ValueError, match=message):
         measure.check(case, step, (torch.tensor(tokens), torch.tensor(accepted)))
     assert measure.check(case, step, (torch.tensor([[1, 7, 10**9]]), torch.tensor([1]))).tolist() == [1]
+
+
+def test_sampled_ids_are_checked_whoever_draws_them() -> None:
+    case = Case("sample", "T=1", 64, 2)
+    for wrong in (torch.tensor([3, 64]), (torch.tensor([3, -1]), torch.zeros(2))):
+        with pytest.raises(ValueError, match="a sampled token is outside the vocabulary"):
+            measure.check(case, None, wrong)
+
+
+def test_the_path_of_a_tree_is_checked() -> None:
+    case, tree = Case("verify_tree", "sample", 64, 1), sk.DraftTree.from_parents([-1, 0, 0, 2])
+    step = SimpleNamespace(tree=tree, node_tokens=torch.tensor([[9, 4, 5, 6]]))
+    for tokens, accepted in (([5, 6, 7], 2), ([4, 1, -1], 1), ([1, -1, -1], 0)):
+        assert measure.check(case, step, (torch.tensor([tokens]), torch.tensor([accepted]))).tolist() == [accepted]
+    for tokens, accepted in (([4, 6, 7], 2), ([6, 1, -1], 1), ([9, 1, -1], 1)):
+        with pytest.raises(ValueError, match="the accepted tokens are no path of the tree"):
+            measure.check(case, step, (torch.tensor([tokens]), torch.tensor([accepted])))
 
 
 def test_sets_suffice_for_a_run_and_warm_rows_are_of_what_fits(setup: measure.Setup) -> None:

@@ -490,6 +490,9 @@ def test_a_step_of_a_decoding_loop_is_the_difference_of_two_lengths() -> None:
 
     found = decode.steady(run, (100, 200))
     assert found["ms_a_step"] == pytest.approx(20) and found["tokens_a_step"] == 2
+    took = iter([0.0, 3.0, 4.0, 3.0, 3.5, 3.0, 8.0])  # of the first run, and of each pair
+    found = decode.steady(lambda length: decode.Ran(next(took), length, length), (100, 200))
+    assert [round(found[name], 6) for name in ("ms_min", "ms_a_step", "ms_max", "pairs")] == [5, 10, 50, 3]
     with pytest.raises(ValueError, match="no difference"):
         decode.steady(lambda length: decode.Ran(1.0, 1, 1), (100, 200))
     longest = decode.PROMPT + decode.LENGTHS[1] + decode.NUM_DRAFT + 1

@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+from transformers.generation import logits_process
 
 from bench import inputs, processors, timing
 
@@ -30,6 +31,15 @@ def test_log_probabilities_are_of_what_the_step_emits() -> None:
     assert torch.equal(again.tokens, emitted.tokens)
     assert torch.equal(likely.log_prob.isfinite(), emitted.tokens >= 0)
     assert likely.top_ids.shape == (2, 6, processors.NUM_TOP)
+
+
+def test_transformers_makes_its_processors_before_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = inputs.Case("verify_chain", "T=1", 4096, 2, **processors.CASES["T=1"])
+    rng = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        calls = processors.calls_of(case, inputs.chain(case, rng), inputs.Request.random(case, rng))
+        monkeypatch.setattr(logits_process.SequenceBiasLogitsProcessor, "__init__", None)
+        calls["transformers"]()
 
 
 def test_what_goes_wrong_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

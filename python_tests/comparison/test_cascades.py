@@ -13,18 +13,19 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, full_law, prompts, tiny, unlike_pair
-from python_tests.law.windows import (
+from python_tests.law.generate_cases import (
     BATCH,
     CUT,
     LENGTH,
+    NUM_TESTS,
     SHARPER,
     Case,
-    check_windows,
     draft_table,
     expected_windows,
     target_table,
 )
-from python_tests.law.windows import VOCAB as SMALL_VOCAB
+from python_tests.law.generate_cases import VOCAB as SMALL_VOCAB
+from python_tests.law.windows import check_windows
 from specdec_kernels import laws
 from specdec_kernels.comparison import seq_cascade as whole_answers
 from specdec_kernels.comparison import two_models
@@ -74,7 +75,7 @@ def test_joint_law(law: laws.TargetLaw, ends: tuple[int, ...]) -> None:
         assert 0.2 < out.stats.acceptance_rate < 0.8
     case = Case("token", sk.NoDrafter, CUT, ends=ends, target_law=law, draft_sampling=SHARPER)
     tokens = out.tokens.numpy()
-    check_windows(np.where(tokens < 0, SMALL_VOCAB, tokens), expected_windows(case))
+    check_windows(np.where(tokens < 0, SMALL_VOCAB, tokens), expected_windows(case), NUM_TESTS)
 
 
 def answers(confidence: str, alpha: float) -> tuple[np.ndarray, np.ndarray]:

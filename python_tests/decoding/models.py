@@ -28,6 +28,12 @@ T5 = {
 MOE = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "num_local_experts": 4}
 
 
+AS_THE_DEMO: dict[str, Any] = {
+    "hidden_size": 576, "vocab_size": 49152, "num_hidden_layers": 1, "tie_word_embeddings": True,
+}  # fmt: skip
+"""What makes a `tiny` Llama as wide as the demo's model, so that its hidden states and ids fit that model's heads."""
+
+
 def tiny(model_type: str, seed: int = 0, attention: str | None = None, **changes: Any) -> Any:
     """A random model of a family, in evaluation mode."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM

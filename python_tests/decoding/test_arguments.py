@@ -13,7 +13,7 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.decoding.models import VOCAB, TableRunner, prompts, tiny
-from specdec_kernels.ops.verify_chain import ACCEPTANCES
+from specdec_kernels.ops.arguments import ACCEPTANCES
 
 IDS = torch.tensor([[3, 4, 5], [3, 6, 7]])
 

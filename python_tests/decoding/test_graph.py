@@ -29,6 +29,7 @@ from python_tests.decoding.models import (
     prompts,
     tiny,
 )
+from python_tests.ops.chains import ACCEPTANCES
 from python_tests.support import environment
 from specdec_kernels import laws
 from specdec_kernels.decoding import DecodingState, GenerationOutput, Prompt, graph, known_costs, schedule
@@ -38,10 +39,8 @@ from specdec_kernels.decoding.step import verify_step
 from specdec_kernels.drafters import Draft, Drafter
 from specdec_kernels.integrations.runners import as_runner
 from specdec_kernels.integrations.transformers.models import DECODERS, ENCODER_DECODERS
-from specdec_kernels.ops.verify_chain import ACCEPTANCES as RULES
 
 LOOP = importlib.import_module("specdec_kernels.decoding.generate")  # the name is also the function's
-ACCEPTANCES = tuple(RULES)
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "none": sk.NoDrafter,
     "ngram": lambda: sk.NgramDrafter(2),

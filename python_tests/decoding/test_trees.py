@@ -33,7 +33,7 @@ from specdec_kernels.drafters import Draft, Drafter, TreeDrafter
 from specdec_kernels.integrations.runners import as_runner
 from specdec_kernels.integrations.transformers.versions import CACHE
 from specdec_kernels.medusa import MedusaHeads
-from specdec_kernels.ops.verify_chain import ACCEPTANCES
+from specdec_kernels.ops.arguments import ACCEPTANCES
 
 FAMILIES = ("llama", "gpt2", "gemma2", "mistral")  # gemma2's and, here, mistral's attention sees a window
 

@@ -12,9 +12,9 @@ from unittest import mock
 import pytest
 import torch
 
-from python_tests.decoding.models import near, tiny
-from python_tests.support import Terminal
-from specdec_kernels import assets, cli, config
+from python_tests.decoding.models import AS_THE_DEMO, near, tiny
+from python_tests.support import Terminal, environment
+from specdec_kernels import assets, cli
 from specdec_kernels.analysis import drafters
 from specdec_kernels.assets import corpus
 from specdec_kernels.commands import read_text
@@ -90,15 +90,9 @@ def test_a_terminal_gets_tokens_by_origin(
     report = answer(capsys, *arguments)
     assert set(report["origins"]) == {Provenance.ACCEPTED, Provenance.RECOVERED, Provenance.BONUS}
     terminal = Terminal()
-    monkeypatch.setenv("NO_COLOR", no_color)
-    config.reload()
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", terminal)
-            assert generate(*arguments) == 0
-    finally:
-        monkeypatch.undo()
-        config.reload()
+    with environment(NO_COLOR=no_color), monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        assert generate(*arguments) == 0
     color = not no_color
     shown, _, legend = terminal.getvalue().partition("\n\n")
     assert legend == render.legend(color=color) + "\n"
@@ -120,9 +114,8 @@ def test_a_terminal_gets_tokens_by_origin(
 def test_every_drafter_answers_greedily_alike(
     name: str, small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wide = {"hidden_size": 576, "vocab_size": 49152, "num_hidden_layers": 1, "tie_word_embeddings": True}
     if name == "medusa":
-        monkeypatch.setattr(assets, "load_model", lambda: (tiny("llama", 1, **wide), Letters()))  # type: ignore[arg-type]
+        monkeypatch.setattr(assets, "load_model", lambda: (tiny("llama", 1, **AS_THE_DEMO), Letters()))
     more = ["--draft-model", "."] if name in drafters.OF_DRAFT_MODEL else []
     given = ["to be or not to be", "--temperature", "0", "--max-new-tokens", "8"]
     report = answer(capsys, *given, "--drafter", name, *more)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from python_tests.support import Terminal
-from specdec_kernels import assets, cli, config, demo
+from python_tests.support import Terminal, environment
+from specdec_kernels import assets, cli, demo
 from specdec_kernels.assets import corpus, prompts
 from specdec_kernels.decoding import Provenance
 from specdec_kernels.demo import columns, compare, render
@@ -46,18 +46,12 @@ def test_neighbours_of_one_origin_share_marks() -> None:
         render.render(texts, origins[:2], color=False)
 
 
-def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    try:
-        assert not render.use_color(io.StringIO())
-        monkeypatch.setenv("NO_COLOR", "")
-        config.reload()
+def test_colour_is_for_terminals_that_want_it() -> None:
+    assert not render.use_color(io.StringIO())
+    with environment(NO_COLOR=""):
         assert render.use_color(Terminal())
-        monkeypatch.setenv("NO_COLOR", "1")
-        config.reload()
+    with environment(NO_COLOR="1"):
         assert not render.use_color(Terminal())
-    finally:
-        monkeypatch.undo()
-        config.reload()
 
 
 def test_prompts_are_padded_on_the_left() -> None:
@@ -114,6 +108,14 @@ def test_the_report_as_json(tiny: None, capsys: pytest.CaptureFixture[str]) -> N
         assert all(len(a["texts"]) == len(a["origins"]) <= 12 for a in row["answers"])
 
 
+def test_a_run_that_ends_with_the_prompts_forward_has_no_rate(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["demo", "--sets", "chat", "--batch", "1", "--max-new-tokens", "1", "--threads", "1"]
+    assert cli.main(given) == 0
+    assert "– tokens/s plain, – with speculation: –x; mean acceptance length 1.00" in capsys.readouterr().out
+    assert cli.main([*given, "--json"]) == 0
+    assert [row["speed_up"] for row in json.loads(capsys.readouterr().out)["comparisons"]] == [None, None]
+
+
 def test_the_largest_seed_has_seeds_beside_it(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*ARGUMENTS, "--json", "--temperature", "1", "--seed", str(2**63 - 1)]) == 0
     first, second = json.loads(capsys.readouterr().out)["comparisons"][0]["answers"]
@@ -133,15 +135,10 @@ def test_in_a_terminal_the_runs_are_side_by_side(
     monkeypatch.setattr(columns, "_SECONDS", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("NO_COLOR", wanted or "")
-    try:
-        config.reload()
-        terminal = Terminal()
-        monkeypatch.setattr(sys, "stderr", terminal)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with environment(NO_COLOR=wanted or ""):
         assert cli.main([*ARGUMENTS, "--temperature", "0"]) == 0
-    finally:
-        monkeypatch.undo()
-        config.reload()
     shown = terminal.getvalue()
     pictures = shown.split("chat, temperature 0 (1 of 1)")[1:]
     assert len(pictures) > 12

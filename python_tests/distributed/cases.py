@@ -58,6 +58,6 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-def make(name: str, vocab: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> chains.Arguments:
+def make(name: str, vocab: int, dtype: torch.dtype = torch.float32, seed: int = 0, batch: int = 4) -> chains.Arguments:
     rng = torch.Generator().manual_seed(seed)
-    return chains.make(rng, 4, 3, vocab, dtype=dtype, **{"spread": 5.0, **RULES[name]})
+    return chains.make(rng, batch, 3, vocab, dtype=dtype, **{"spread": 5.0, **RULES[name]})

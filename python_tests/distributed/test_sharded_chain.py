@@ -108,6 +108,21 @@ def test_bad_values_have_the_same_flags(backend: Backend, name: str) -> None:
     assert bad.status.ne(0).sum() >= 2
 
 
+@pytest.mark.short(cases=4, emulated=1, triton=1)
+@pytest.mark.parametrize("name", ["top-k, top-p, block", "top-k probs", "top-p, block", "top-p probs", "block"])
+def test_empty_rows_weigh_the_draft_s_first_id(backend: Backend, name: str) -> None:
+    """The op makes id 0 certain there, so the block rule looks at what the draft gives it."""
+    widths = (1300, 1500)
+    arguments = make(name, sum(widths), batch=32)
+    arguments["target_logits"][:, 1] = -torch.inf
+    if "draft_logits" in arguments:
+        arguments["draft_logits"][:, 1, 0] = arguments["draft_logits"][:, 1].amax(-1)
+    else:
+        arguments["draft_probs"][:, 1] *= 0.7
+        arguments["draft_probs"][:, 1, 0] += 0.3
+    assert check(backend, arguments, widths).num_accepted.float().mean() > 0.2
+
+
 @pytest.mark.short(cases=6, emulated=1, triton=1)
 @pytest.mark.parametrize("name", ["token", "block", "flat", "greedy", "top-k", "top-p"])
 def test_lengths_ends_and_seeds(backend: Backend, name: str) -> None:
@@ -268,7 +283,7 @@ def test_refuses(change: dict[str, object], error: type[Exception], message: str
 
 def test_a_rule_that_is_not_written_for_shards_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """An acceptance rule that is added to the op must not run as another one here."""
-    from specdec_kernels.ops.verify_chain import ACCEPTANCES
+    from specdec_kernels.ops.arguments import ACCEPTANCES
 
     monkeypatch.setitem(ACCEPTANCES, "another", len(ACCEPTANCES))
     with pytest.raises(ValueError, match=r"distributed\.verify_chain: acceptance must be one of"):

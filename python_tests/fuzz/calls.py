@@ -19,7 +19,7 @@ from torch import Tensor
 import specdec_kernels as sk
 from specdec_kernels.backends import OPS, direct
 from specdec_kernels.flat import LOSSLESS
-from specdec_kernels.ops.arguments import CACHE_DIMS
+from specdec_kernels.ops.arguments import ACCEPTANCES, CACHE_DIMS, TREE_ACCEPTANCES
 from specdec_kernels.testing import LAW_EXAMPLES
 
 INTEGERS = (-(2**63), -(2**31) - 1, -2, -1, 0, 1, 2, 3, 7, 1024, 1025, 2**31, 2**32 + 1, 2**40, 2**62, 2**63 - 1)
@@ -355,7 +355,8 @@ def _verify_chain(case: Case) -> dict[str, Any]:
                 shared[name] = _probs(case, *rows) if name == "draft_probs" else _logits(case, *rows)
                 given["draft_index"] = case.integers(batch, low=-1 if case.chance(0.2) else 0, high=requests - 1)
     return given | shared | {
-        "draft_tokens": tokens.int() if case.chance(0.3) else tokens, "acceptance": case.random.randrange(4),
+        "draft_tokens": tokens.int() if case.chance(0.3) else tokens,
+        "acceptance": case.random.randrange(len(ACCEPTANCES)),
         "return_acceptance": case.chance(0.3),
     }  # fmt: skip
 
@@ -370,7 +371,7 @@ def _verify_tree(case: Case) -> dict[str, Any]:
         links = case.integers(*links.shape, low=-1, high=nodes)
     return _verify(case, batch, (batch, nodes), (batch, nodes), vocab) | {
         "node_tokens": case.integers(batch, nodes, low=0, high=vocab - 1), "links": links, "tree_status": status,
-        "max_depth": case.random.choice((0, 1, 5, 64)), "acceptance": case.random.randrange(6),
+        "max_depth": case.random.choice((0, 1, 5, 64)), "acceptance": case.random.randrange(len(TREE_ACCEPTANCES)),
         "epsilon": case.random.random(), "delta": case.random.choice(FLOATS),
     }  # fmt: skip
 

@@ -21,6 +21,7 @@ from transformers import (
     TopKLogitsWarper,
 )
 from transformers.generation import logits_process as hf
+from transformers.generation import utils
 from transformers.generation.utils import GenerationMixin
 
 import specdec_kernels as sk
@@ -449,6 +450,18 @@ def test_what_is_not_served_is_refused_by_name(name: str) -> None:
         options["custom_generate"] = generate
     error = TypeError if message.endswith("got float") else ValueError
     with assisted_generation(), pytest.raises(error, match=f"^generate: .*{message}"):
+        model.generate(prompts(4)[0], **options)
+
+
+def test_ranks_that_wait_for_one_another_are_refused_in_a_custom_generate_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers withholds `synced_gpus` from it."""
+    model, _ = PAIRS["llama"]()
+    options = {"custom_generate": generate, "drafter": sk.NgramDrafter(), "max_new_tokens": 3}
+    monkeypatch.setattr(utils, "is_fsdp_managed_module", lambda module: module is model)
+    model.generate(prompts(4)[0], **options)  # one process
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ValueError, match="^generate: not served by specdec_kernels: synced_gpus$"):
         model.generate(prompts(4)[0], **options)
 
 

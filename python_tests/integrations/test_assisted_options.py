@@ -13,7 +13,7 @@ from transformers.generation.utils import GenerationMixin
 import specdec_kernels as sk
 from python_tests.decoding.models import prompts, tiny
 from specdec_kernels.integrations.transformers import assisted, assisted_generation, generate
-from specdec_kernels.ops.verify_chain import ACCEPTANCES
+from specdec_kernels.ops.arguments import ACCEPTANCES
 
 
 @pytest.mark.parametrize("width", [3, 5])

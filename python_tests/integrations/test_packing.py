@@ -48,6 +48,9 @@ def test_other_inputs_and_autocast_are_the_plain_layers() -> None:
         assert torch.equal(net(x), cast) and cast.dtype == torch.bfloat16
     with sk.pack_linear_weights(net), pytest.raises(RuntimeError, match="dtype"):
         net(x.double())
+    plain = copy.deepcopy(net).bfloat16()(x.bfloat16())
+    with sk.pack_linear_weights(net):
+        assert torch.equal(net.bfloat16()(x.bfloat16()), plain)  # also of layers with a bias
 
 
 def test_a_packed_model_is_not_pickled() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.law import steps
+from python_tests.law.windows import FAMILY_WISE, WINDOW, counted
 from python_tests.ops.inputs import Widest
 from python_tests.support import environment
 from specdec_kernels.integrations import vllm as plugin
@@ -345,16 +346,11 @@ def v2_windows(draw: Callable[..., Tensor], step_stands_still: bool = False) -> 
         new = (torch.arange(K + 1) < emitted[:, None]) & unfinished[:, None]
         text.scatter_(1, at, torch.where(new, sampled, text.gather(1, at)))
         count += emitted * unfinished
-    p_values = []
-    for offset, law in enumerate(steps.expected_windows(case)):
-        counts = torch.zeros(law.shape, dtype=torch.float64).numpy()
-        window = text[:, 2 + offset : 2 + offset + steps.WINDOW].numpy()
-        steps.np.add.at(counts, tuple(window.T), 1)
-        p_values.append(g_test(counts, law))
-    return min(p_values)
+    windows = steps.expected_windows(case)
+    return min(map(g_test, counted(text[:, 2 : 2 + length].numpy(), windows), windows))
 
 
-LEVEL = steps.FAMILY_WISE / (steps.LENGTH - steps.WINDOW + 1)
+LEVEL = FAMILY_WISE / (steps.LENGTH - WINDOW + 1)
 
 
 def test_v2_block_verification_has_fresh_noise_at_every_step() -> None:

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from python_tests.law.windows import WINDOW, check_windows, windows_of
 from specdec_kernels.testing import Float64, Verify, float64_law
-from specdec_kernels.testing.counts import g_test
 
-FAMILY_WISE = 1e-6
 FAMILIES = 16  # backends × devices that may run the family in one suite: the level is shared out among them
-WINDOW = 3  # tokens whose joint law is tested, at every offset
 LENGTH = 13  # with num_draft = 3, at least four verify steps
 BATCH = 16384
 CALL_ROWS = 2048
@@ -152,29 +150,11 @@ def _noise(
 
 
 def expected_windows(case: StepCase) -> list[Float64]:
-    """The target's joint law of tokens [i, i + WINDOW) for each offset i, by enumeration."""
-    law = float64_law(case.tables()[0], case.params)
-    context = np.zeros((case.vocab, case.vocab))
-    context[0, 0] = 1.0
-    out = []
-    for _ in range(LENGTH - WINDOW + 1):
-        out.append(np.einsum("ab,abc,bcd,cde->cde", context, law, law, law))
-        context = np.einsum("ab,abc->bc", context, law)
-    return out
+    """The target's, see `windows_of`."""
+    return windows_of(float64_law(case.tables()[0], case.params), LENGTH)
 
 
 def check_steps(verify: Verify, case: StepCase, device: str = "cpu") -> None:
-    """No window of the emitted tokens rejects the target's joint law.
-
-    The level is Holm's over all windows of all cases (for "does any reject?" Holm's first step, the smallest p-value
-    against level / number of tests, decides).
-    """
-    tokens = run_steps(verify, case, device)
-    level = FAMILY_WISE / (FAMILIES * len(CASES) * (LENGTH - WINDOW + 1))
-    for offset, law in enumerate(expected_windows(case)):
-        window = tokens[:, offset : offset + WINDOW]
-        counts = np.zeros_like(law)
-        np.add.at(counts, tuple(window.T), 1)
-        p_value = g_test(counts, law)
-        distance = np.abs(counts / counts.sum() - law).sum() / 2
-        assert p_value > level, f"tokens {offset} … {offset + WINDOW - 1}: p = {p_value:.1e}, TV about {distance:.3f}"
+    """No window of the emitted tokens rejects the target's joint law."""
+    num_tests = FAMILIES * len(CASES) * (LENGTH - WINDOW + 1)
+    check_windows(run_steps(verify, case, device), expected_windows(case), num_tests)

@@ -20,22 +20,22 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, tiny
-from python_tests.law.windows import (
+from python_tests.law.generate_cases import (
     BATCH,
     CASES,
     END,
     LENGTH,
+    NUM_TESTS,
     PROCESSED_LENGTH,
     SHARPER,
     TRANSFORMER,
     VOCAB,
-    WINDOW,
     Case,
-    check_windows,
     draft_table,
     expected_windows,
     target_table,
 )
+from python_tests.law.windows import check_windows, windows_of_joint
 from python_tests.ops.processing import Request
 from specdec_kernels.drafters import Draft, Drafter
 from specdec_kernels.testing import float64_law
@@ -65,7 +65,7 @@ def decoded(case: Case, batch: int, first_seed: int = 0) -> tuple[np.ndarray, se
 @pytest.mark.short(cases=10)
 @pytest.mark.parametrize("name", CASES)
 def test_joint_law(name: str) -> None:
-    check_windows(emitted(CASES[name]), expected_windows(CASES[name]))
+    check_windows(emitted(CASES[name]), expected_windows(CASES[name]), NUM_TESTS)
 
 
 @pytest.mark.long
@@ -82,7 +82,7 @@ def test_joint_law_where_lengths_follow_from_one_text(name: str) -> None:
         texts.append(tokens)
         chosen |= lengths
     assert chosen == {0, 1, 3, 7}
-    check_windows(np.concatenate(texts), expected_windows(case))
+    check_windows(np.concatenate(texts), expected_windows(case), NUM_TESTS)
 
 
 @pytest.mark.short(cases=1)
@@ -104,11 +104,7 @@ def test_joint_law_of_a_transformer(acceptance: str) -> None:
     laws = float64_law(logits, sk.SamplingParams(0.9))
     joint = np.take_along_axis(laws, every.numpy()[:, :, None], 2)[:, :, 0].prod(1).reshape((vocab,) * length)
     assert abs(joint.sum() - 1) < 1e-9
-    windows = []
-    for offset in range(length - WINDOW + 1):
-        others = tuple(i for i in range(length) if not offset <= i < offset + WINDOW)
-        windows.append(joint.sum(others))
-    check_windows(out.tokens.numpy(), windows)
+    check_windows(out.tokens.numpy(), windows_of_joint(joint), NUM_TESTS)
 
 
 REQUEST = Request(
@@ -147,11 +143,8 @@ def test_joint_law_with_processors(name: str, acceptance: str) -> None:
             before, last = (0, 0, *text)[-2:]
             made[text] = torch.from_numpy(REQUEST.row(target_table[before, last], text))
         joint = joint[..., None] * float64_law(made, sk.SamplingParams(0.9))
-    windows = []
-    for offset in range(PROCESSED_LENGTH - WINDOW + 1):
-        others = tuple(i for i in range(PROCESSED_LENGTH) if not offset <= i < offset + WINDOW)
-        windows.append(joint.sum(others))
-    check_windows(decoded_processed(PROCESSED[name](), acceptance).tokens.numpy(), windows)
+    tokens = decoded_processed(PROCESSED[name](), acceptance).tokens.numpy()
+    check_windows(tokens, windows_of_joint(joint), NUM_TESTS)
 
 
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])

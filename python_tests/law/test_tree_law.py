@@ -87,14 +87,8 @@ def test_the_output_of_a_cascade_s_tree_is_not_enumerated() -> None:
         target_joint(case)
 
 
-CASCADES = (
-    laws.Chow(0.5, bonus="cascade"), laws.Diff(0.1), laws.Opt(0.3, bonus="cascade"), laws.TokenV1(0.2),
-    laws.TokenV2(0.2, bonus="cascade"), laws.TokenV3(0.6), laws.BiLD(1.2, bonus="cascade"),
-)  # fmt: skip
-
-
 @pytest.mark.short(emulated=3)
-@pytest.mark.parametrize("law", CASCADES, ids=lambda law: type(law).__name__)
+@pytest.mark.parametrize("law", {type(law): law for law in trees.LAWS}.values(), ids=lambda law: type(law).__name__)
 @pytest.mark.parametrize("shape", ["siblings", "chain"])
 def test_law_of_cascades(backend: Backend, shape: str, law: laws.TargetLaw) -> None:
     """π at nodes with children, and at the leaves where the bonus is the cascade's."""

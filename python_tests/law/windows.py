@@ -1,130 +1,54 @@
-"""Cases of `generate`, and the test of every window of three tokens against the target's distribution."""
+"""Every window of three tokens of many texts against its joint law, by G-tests that share one family-wise level."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 import numpy as np
-import torch
 
-import specdec_kernels as sk
-from python_tests.decoding.models import NarrowTable, TableRunner
-from specdec_kernels import laws
-from specdec_kernels.drafters import Drafter
-from specdec_kernels.laws import TargetLaw
-from specdec_kernels.testing import Float64, float64_law, float64_target_law
+from specdec_kernels.testing import Float64
 from specdec_kernels.testing.counts import g_test
 
 FAMILY_WISE = 1e-6
-BATCH = 24576
-LENGTH = 12  # with 3 draft tokens a step at least three steps, nearly always four or more
-WINDOW = 3
-VOCAB = 4
-END = 2
-target_table = TableRunner.random(VOCAB, seed=7, spread=1.2).table
-draft_table = TableRunner.random(VOCAB, seed=8, spread=1.2).table
-SHARPER = sk.SamplingParams(0.6)
-# Costs by which several lengths are chosen, one after the other.
-AUTO = sk.CostTable(
-    np.arange(5),
-    np.array([[1, 1.2, 9, 9], [1, 1.3, 1.6, 2.5], [1, 9, 9, 9], [1, 1.01, 1.02, 1.03], [1, 1.3, 1.6, 2.5]]),
-)
-CUT = sk.SamplingParams(0.8, top_k=3, top_p=0.95)
-FLATTER_CUT = sk.SamplingParams(1.4, top_k=3)
+WINDOW = 3  # tokens whose joint law is tested, at every offset
 
 
-@dataclass(frozen=True)
-class Case:
-    acceptance: str
-    drafter: Callable[[], Drafter]
-    sampling: sk.SamplingParams = field(default_factory=sk.SamplingParams)
-    num_speculative_tokens: int | sk.CostTable = 3
-    ends: tuple[int, ...] = ()
-    target_law: TargetLaw | None = None
-    draft_sampling: sk.SamplingParams | None = None  # of the draft, where `target_law` looks at it
-
-
-def model_drafter(sampling: sk.SamplingParams | None = None, min_confidence: float = 0.0) -> Callable[[], Drafter]:
-    return lambda: sk.ModelDrafter(TableRunner(draft_table), sampling, min_confidence)
-
-
-NARROW = sk.TokenMap(torch.tensor([3, 0, 1]))
-CASES = {
-    "none-token": Case("token", sk.NoDrafter),
-    "none-match": Case("match", sk.NoDrafter),
-    "none-block-cut": Case("block", sk.NoDrafter, CUT),
-    **{
-        f"{name}-{acceptance}": Case(acceptance, drafter, sampling)
-        for acceptance in ("token", "block", "match")
-        for name, drafter, sampling in (
-            ("model", model_drafter(), sk.SamplingParams()),
-            ("model-sharper", model_drafter(SHARPER), sk.SamplingParams()),
-            ("model-cut", model_drafter(FLATTER_CUT), CUT),
-            ("model-confident", model_drafter(None, 0.4), sk.SamplingParams()),
-            ("model-narrow", lambda: sk.ModelDrafter(NarrowTable(draft_table, NARROW), token_map=NARROW), CUT),
-            ("model-greedy", model_drafter(sk.SamplingParams(0.0)), sk.SamplingParams()),
-            ("ngram", lambda: sk.NgramDrafter(2), sk.SamplingParams()),
-        )
-    },
-    **{
-        f"model-{acceptance}-{name}": Case(acceptance, model_drafter(), **changes)
-        for acceptance in ("token", "block", "match")
-        for name, changes in (
-            ("ends", {"ends": (END,)}),
-            ("auto", {"num_speculative_tokens": AUTO}),
-        )
-    },
-    **{
-        f"cascade-{acceptance}-{type(law).__name__}": Case(
-            acceptance, model_drafter(SHARPER), CUT, target_law=law, draft_sampling=SHARPER
-        )
-        for acceptance in ("token", "block")
-        for law in (
-            laws.Opt(0.3, bonus="cascade"),
-            laws.TokenV3(0.6, bonus="cascade"),
-            laws.Chow(2.0, bonus="cascade"),  # the draft's own law
-        )
-    },
-    "cascade-token-cut-draft": Case(
-        "token", model_drafter(FLATTER_CUT), target_law=laws.TokenV3(0.6, bonus="cascade"), draft_sampling=FLATTER_CUT
-    ),
-    "ngram-token-auto-ends": Case("token", lambda: sk.NgramDrafter(2), num_speculative_tokens=AUTO, ends=(END,)),
-}
-TRANSFORMER = ("token", "block", "match")
-PROCESSED_LENGTH = 6
-NUM_TESTS = (len(CASES) + 3) * (LENGTH - WINDOW + 1) + len(TRANSFORMER) * 6 + 12 * (PROCESSED_LENGTH - WINDOW + 1)
-
-
-def expected_windows(case: Case) -> list[Float64]:
-    """The joint law that tokens [i, i + WINDOW) should have, for each offset i; id VOCAB follows an end, for ever."""
-    size = VOCAB + 1
-    law = np.zeros((size, size, size))
-    law[:VOCAB, :VOCAB, :VOCAB] = goal = float64_law(target_table, case.sampling)
-    if case.target_law is not None:
-        law[:VOCAB, :VOCAB, :VOCAB] = float64_target_law(
-            case.target_law, goal, float64_law(draft_table, case.draft_sampling), float64_law(target_table),
-            float64_law(draft_table),
-        )  # fmt: skip
-    for end in (*case.ends, VOCAB):
-        law[:, end] = np.eye(size)[VOCAB]
-    law[VOCAB, :VOCAB] = np.eye(size)[VOCAB]  # never reached
-    context = np.zeros((size, size))
+def windows_of(law: Float64, length: int) -> list[Float64]:
+    """The joint law of tokens [i, i + WINDOW) for each offset i of a text that follows the ids 0, 0; `law`
+    ``[V, V, V]`` is that of a token after two others.
+    """
+    context = np.zeros(law.shape[:2])
     context[0, 0] = 1.0
     windows = []
-    for _ in range(LENGTH - WINDOW + 1):
+    for _ in range(length - WINDOW + 1):
         windows.append(np.einsum("ab,abc,bcd,cde->cde", context, law, law, law))
         context = np.einsum("ab,abc->bc", context, law)
     return windows
 
 
-def check_windows(tokens: np.ndarray, windows: list[Float64]) -> None:
+def windows_of_joint(joint: Float64) -> list[Float64]:
+    """The same from the joint law of the whole text, ``[V, …]``."""
+    places = range(joint.ndim)
+    return [joint.sum(tuple(set(places) - set(places[i : i + WINDOW]))) for i in places[: joint.ndim - WINDOW + 1]]
+
+
+def counted(tokens: np.ndarray, windows: list[Float64]) -> list[Float64]:
+    """How often each window of `tokens` ``[batch, length]`` occurs, at each offset."""
+    found = []
     for offset, law in enumerate(windows):
         counts = np.zeros_like(law)
         np.add.at(counts, tuple(tokens[:, offset : offset + WINDOW].T), 1)
+        found.append(counts)
+    return found
+
+
+def check_windows(tokens: np.ndarray, windows: list[Float64], num_tests: int) -> None:
+    """No window rejects its joint law.
+
+    The level is Holm's over all `num_tests` windows of the family (for "does any reject?" Holm's first step, the
+    smallest p-value against level / number of tests, decides).
+    """
+    for offset, (counts, law) in enumerate(zip(counted(tokens, windows), windows, strict=True)):
         p_value = g_test(counts, law)
         distance = np.abs(counts / counts.sum() - law).sum() / 2
-        last = offset + WINDOW - 1
-        assert p_value > FAMILY_WISE / NUM_TESTS, (
-            f"tokens {offset} … {last}: p = {p_value:.1e}, TV about {distance:.3f}"
+        assert p_value > FAMILY_WISE / num_tests, (
+            f"tokens {offset} … {offset + WINDOW - 1}: p = {p_value:.1e}, TV about {distance:.3f}"
         )

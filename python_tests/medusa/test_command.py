@@ -43,10 +43,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def train(folder: Path, *more: str) -> int:
+def train(folder: Path, *more: str, heads: Path | None = None) -> int:
     options = ["--steps", "60", "--batch", "64", "--learning-rate", "2e-2", "--num-heads", "2", "--vocab", "12"]
     options += ["--folder", str(folder)]
-    return cli.main(["medusa", "train", str(folder / "heads.safetensors"), *options, *more])
+    return cli.main(["medusa", "train", str(heads or folder / "heads.safetensors"), *options, *more])
 
 
 def test_fewer_ids_may_be_drafted_than_ranks_are_counted(folder: Path) -> None:
@@ -105,12 +105,22 @@ def test_calibrating_makes_no_text_that_training_had_not(folder: Path) -> None:
 def test_training_again_goes_on_from_the_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(folder) == 0
     first = MedusaHeads.load(folder / "heads.safetensors")
-    kept = torch.load(folder / "heads.checkpoint", weights_only=True)
+    (checkpoint,) = folder.glob("heads-heads-*.checkpoint")
+    kept = torch.load(checkpoint, weights_only=True)
     assert len(kept["losses"]) == 60
     assert train(folder) == 0
     assert torch.equal(MedusaHeads.load(folder / "heads.safetensors").w1.weight, first.w1.weight)
     assert train(folder, "--seed", "1") == 2
-    assert "heads.checkpoint must be of" in capsys.readouterr().err
+    assert f"{checkpoint.name} must be of" in capsys.readouterr().err
+
+
+def test_runs_of_one_name_keep_checkpoints_of_their_own(folder: Path) -> None:
+    """In the folder of texts, which they share."""
+    heads = folder / "other" / "heads.safetensors"
+    heads.parent.mkdir()
+    assert train(folder) == 0
+    assert train(folder, "--seed", "1", heads=heads) == 0
+    assert heads.exists() and len(list(folder.glob("heads-heads-*.checkpoint"))) == 2
 
 
 def test_the_backbone_is_trained_too_if_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,33 +74,34 @@ def moved(params: sk.SamplingParams, by: float) -> FlatParams:
     )
 
 
-def in_float64(arguments: chains.Arguments, by: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, and the cut-offs of target and draft rows, of the float64 reference with everything moved by `by`."""
-    params = moved(arguments["params"], by)
-    plain = sk.SamplingParams(
-        torch.ones(len(arguments["draft_tokens"])), torch.zeros(1).long(), torch.ones(1), torch.zeros(1)
+def shared_in_float64(arguments: dict[str, Any], by: float, law_by: float) -> VerifyArguments:
+    """What chains and trees are verified with, in float64: uniforms and bounds moved by `by`, a law's α by `law_by`."""
+    given = arguments.get
+    target, draft, probs = (
+        None if given(name) is None else arguments[name].double()
+        for name in ("target_logits", "draft_logits", "draft_probs")
     )
-    draft_params = (
-        moved(arguments.get("draft_params", plain), by) if "draft_params" in arguments else DEFAULT_PARAMS._flat
-    )
-    target = arguments["target_logits"].double()
-    draft = arguments["draft_logits"].double() if "draft_logits" in arguments else None
-    uniforms = arguments.get("uniform_samples")
+    assert target is not None
+    uniforms, token_map = given("uniform_samples"), given("draft_token_map")
     if uniforms is not None:
-        uniforms = (uniforms.double() * (1 + 2 * by) + by).clamp(0, 1 - 1e-15)
-    probs = arguments.get("draft_probs")
-    token_map = arguments.get("draft_token_map")
-    rule = ACCEPTANCES[arguments["acceptance"]]
+        inside = (uniforms >= 0) & (uniforms < 1)
+        uniforms = torch.where(inside, (uniforms.double() * (1 + 2 * by) + by).clamp(0, 1 - 1e-15), uniforms)
     law = arguments["target_law"].flat() if "target_law" in arguments else LOSSLESS
     if law.number:
-        law = law._replace(alpha=law.alpha + by / ERROR * LAW_ERROR)
-    shared = VerifyArguments(
-        target_logits=target, draft_logits=draft, draft_probs=None if probs is None else probs.double(),
-        draft_values=None, draft_argmax=None, draft_status=None,
-        target_to_draft=None if token_map is None else token_map.target_to_draft, uniform_samples=uniforms,
-        noise_keys=arguments.get("noise_keys"), seeds=None, steps=None, positions=None, step=0,
-        eos_token_ids=arguments.get("eos_token_ids"), law=law, params=params, draft_params=draft_params,
+        law = law._replace(alpha=law.alpha + law_by)
+    draft_params = moved(arguments["draft_params"], by) if "draft_params" in arguments else DEFAULT_PARAMS._flat
+    return VerifyArguments(
+        target_logits=target, draft_logits=draft, draft_probs=probs, draft_values=None, draft_argmax=None,
+        draft_status=None, target_to_draft=None if token_map is None else token_map.target_to_draft,
+        uniform_samples=uniforms, noise_keys=given("noise_keys"), seeds=None, steps=None, positions=None, step=0,
+        eos_token_ids=given("eos_token_ids"), law=law, params=moved(arguments["params"], by), draft_params=draft_params,
     )  # fmt: skip
+
+
+def in_float64(arguments: chains.Arguments, by: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, and the cut-offs of target and draft rows, of the float64 reference with everything moved by `by`."""
+    shared = shared_in_float64(arguments, by, by / ERROR * LAW_ERROR)
+    rule, draft = ACCEPTANCES[arguments["acceptance"]], shared.draft_logits
     tokens = arguments["draft_tokens"]
     counts = arguments.get("num_draft_tokens")
     bonus = arguments.get("bonus_tokens")
@@ -109,7 +110,7 @@ def in_float64(arguments: chains.Arguments, by: float) -> tuple[Tensor, Tensor, 
     )
     cuts = [
         reference["row_stats"](RowStatsArguments(rows, given))[0][..., 1]
-        for rows, given in ((target, params), (draft, draft_params)) if rows is not None
+        for rows, given in ((shared.target_logits, shared.params), (draft, shared.draft_params)) if rows is not None
     ]  # fmt: skip
     return out[0], cuts[0], cuts[1] if draft is not None else cuts[0][:, :0]
 

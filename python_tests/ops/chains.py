@@ -14,10 +14,12 @@ from python_tests.ops import oracle
 from python_tests.ops.inputs import SCALARS, logits, per_row, seeded, uniforms
 from specdec_kernels import laws as laws_of
 from specdec_kernels.laws import TargetLaw, check_law
+from specdec_kernels.ops import arguments
 from specdec_kernels.testing import LAW_EXAMPLES, Float64, float64_gumbel, float64_law
 
 KINDS = ("full", "one_hot", "reduced", "probs", "stats")
 LAWS: tuple[TargetLaw, ...] = tuple(LAW_EXAMPLES)
+ACCEPTANCES = tuple(arguments.ACCEPTANCES)
 Arguments = dict[str, Any]
 DRAFT_PARAMS = sk.SamplingParams(1.1, top_k=50, top_p=0.97)
 

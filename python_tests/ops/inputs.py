@@ -22,6 +22,7 @@ from specdec_kernels import ops
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 VOCABS = (2, 3, 1023, 1024, 1025, 4097, 50257)
 OPS = [module.name for module in pkgutil.iter_modules(ops.__path__) if hasattr(sk, module.name)]  # public functions
+TRUNCATED = sk.SamplingParams(0.9, top_k=300, top_p=0.9, min_p=1e-4)
 SCALARS = sk.SamplingParams(0.8, top_k=20, top_p=0.9, min_p=0.01)
 PURPOSES = {"draft": 0, "accept": 1, "final": 2, "sample": 3}
 SEEDS = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF0, 2**32, 2**32 - 1])

@@ -26,7 +26,7 @@ from python_tests.ops.borderline import compare as compare_chains
 from python_tests.ops.chains import KINDS, spoil
 from python_tests.ops.inputs import DTYPES, OPS, op_tests, same_bits, strided, tensors, uniforms
 from python_tests.support import Backend
-from specdec_kernels.ops.arguments import RowStatsArguments, SampleArguments
+from specdec_kernels.ops.arguments import ACCEPTANCES, RowStatsArguments, SampleArguments
 
 OP = "verify_chain"
 CELLS = 250_000  # logits of an example
@@ -52,7 +52,7 @@ def examples(seed: int) -> Iterator[dict[str, Any]]:
         yield {
             "vocab": choose.choice(sizes), "num_draft": choose.choice([3, 2, 1, 4, 5, 0]),
             "dtype": choose.choice(DTYPES), "kind": choose.choice(KINDS),
-            "acceptance": choose.choice(["token", "token", "block", "block", "match", "greedy"]),
+            "acceptance": choose.choice(["token", "block", *ACCEPTANCES]),
             "params": [parameters() for _ in range(choose.randint(1, 4))],
             "draft_params": [parameters() for _ in range(choose.randint(1, 4))],
             "min_p_first": choose.random() < 0.5, "spread": choose.choice([1.0, 3.0, 0.1, 10.0]),

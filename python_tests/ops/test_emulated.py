@@ -12,14 +12,14 @@ import specdec_kernels as sk
 from python_tests import emulated
 from python_tests.ops import chains, trees
 from python_tests.ops.calls import CALLS
-from python_tests.ops.inputs import logits, outcome, same_bits, uniforms
+from python_tests.ops.inputs import TRUNCATED, logits, outcome, same_bits, uniforms
 from python_tests.ops.processing import of_any_kind
 from specdec_kernels import laws
 from specdec_kernels.laws import TargetLaw
+from specdec_kernels.ops.arguments import ACCEPTANCES
 
 pytestmark = pytest.mark.skipif(emulated.unavailable() is not None, reason=str(emulated.unavailable()))
 SCHEDULES = 8
-TRUNCATED = sk.SamplingParams(0.9, top_k=300, top_p=0.9, min_p=1e-4)
 
 
 def rng() -> torch.Generator:
@@ -70,7 +70,7 @@ WIDE: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
         f"verify_chain-{acceptance}-wide": lambda acceptance=acceptance: (
             sk.verify_chain, long_chain(acceptance, return_acceptance=acceptance == "block"),
         )
-        for acceptance in ("token", "block", "match", "greedy")
+        for acceptance in ACCEPTANCES
     },
     **{
         f"verify_chain-{type(law).__name__}-wide": lambda law=law, acceptance=acceptance: (

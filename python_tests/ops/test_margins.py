@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 import specdec_kernels as sk
 from python_tests.ops import chains
-from python_tests.ops.chains import mixed
+from python_tests.ops.chains import ACCEPTANCES, mixed
 from python_tests.ops.inputs import logits, per_row, refuses, same_bits, seeded, uniforms
 from python_tests.ops.nudges import (
     CUTS,
@@ -42,12 +42,10 @@ from specdec_kernels.backends.reference import intervals, loose_laws, margins
 from specdec_kernels.backends.reference.intervals import LooseRows
 from specdec_kernels.backends.reference.loose_laws import LooseStep
 from specdec_kernels.backends.reference.margins import LooseChain
-from specdec_kernels.ops.verify_chain import ACCEPTANCES as RULES
 from specdec_kernels.testing import float64_gumbel
 
 OP = "verify_chain"
 BATCH, NUM_DRAFT = 256, 3
-ACCEPTANCES = tuple(RULES)
 KINDS = ("full", "plain", "one_hot", "reduced", "probs", "odd", "target_probs")
 LAWS = {repr(law): law for law in chains.LAWS}
 CASES = [

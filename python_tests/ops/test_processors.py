@@ -17,7 +17,7 @@ from torch import Tensor
 import specdec_kernels as sk
 from python_tests.decoding.models import tiny
 from python_tests.ops import chains, trees
-from python_tests.ops.inputs import DTYPES, logits, outcome, same_bits, uniforms
+from python_tests.ops.inputs import DTYPES, TRUNCATED, logits, outcome, same_bits, uniforms
 from python_tests.ops.processing import EACH, Request, bits, holds_no_list, moved, of_any_kind, processors
 from python_tests.support import ONE_TREE_KERNEL, Backend
 from specdec_kernels import laws
@@ -335,7 +335,6 @@ def test_a_mask_of_another_step(backend: Backend, rng: torch.Generator) -> None:
         same_bits(backend.warp_probs(x, processors=first.with_bitmask(mask)), backend.warp_probs(x, processors=other))
 
 
-TRUNCATED = sk.SamplingParams(0.9, top_k=300, top_p=0.9, min_p=1e-4)
 CHAINS: list[tuple[str, str, sk.SamplingParams, laws.TargetLaw | None]] = [
     ("token", "full", TRUNCATED, None), ("token", "reduced", sk.SamplingParams(), None),
     ("token", "full", sk.SamplingParams(0.8, top_p=0.9), None), ("block", "full", TRUNCATED, None),

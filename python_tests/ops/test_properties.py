@@ -22,6 +22,7 @@ from python_tests.ops.borderline import borderline, build, compare, counted
 from python_tests.ops.chains import KINDS, LAWS
 from python_tests.ops.inputs import DTYPES
 from python_tests.support import Backend, present
+from specdec_kernels.ops.arguments import ACCEPTANCES
 
 OP = "verify_chain"
 EXAMPLES = 150
@@ -49,7 +50,7 @@ examples = st.fixed_dictionaries({
     "num_draft": st.sampled_from([3, 2, 1, 4, 5, 7, 0]),
     "dtype": st.sampled_from(DTYPES),
     "kind": st.sampled_from(KINDS),  # simplest first: hypothesis draws that most
-    "acceptance": st.sampled_from(["block", "token", "block", "token", "match", "greedy"]),
+    "acceptance": st.sampled_from(["block", "token", *ACCEPTANCES]),
     "params": st.lists(parameters, min_size=1, max_size=4),
     "draft_params": st.lists(parameters, min_size=1, max_size=4),
     "min_p_first": st.booleans(),

@@ -357,7 +357,7 @@ def test_refuses(change: dict[str, object], error: type[Exception], message: str
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0])
-@pytest.mark.parametrize("depth", [86.0, 88.0, 92.0, 100.0, 110.0])
+@pytest.mark.parametrize("depth", [86.0, 87.2, 88.0, 92.0, 100.0, 110.0])
 def test_a_uniform_of_0_draws_an_id_that_can_be(backend: Backend, depth: float, temperature: float) -> None:
     """The first tiles weigh next to nothing, together more than each id of theirs: their first id is impossible."""
     x = torch.randn(2, 4096, generator=torch.Generator().manual_seed(4))
@@ -370,6 +370,14 @@ def test_a_uniform_of_0_draws_an_id_that_can_be(backend: Backend, depth: float, 
     none = torch.zeros(2, 0, dtype=torch.int64)
     out = backend.verify_chain(*backend(x[:, None], none), params=params, uniform_samples=backend(zeros[:, None]))
     assert out.tokens[:, 0].tolist() == token.tolist()
+
+
+def test_a_uniform_of_0_draws_a_weight_that_is_one(backend: Backend) -> None:
+    """The first tile's weights are lost in the division by the largest, their sum is not."""
+    weights = torch.zeros(2, 2048)
+    weights[:, 1:1024], weights[:, 1500] = 2.0**-149, 3.0
+    out = backend.sample(None, probs=backend(weights), uniform_samples=backend(torch.zeros(2)))
+    assert out.token.tolist() == [1500, 1500] and out.stats.status.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("shape", [(4, 9), (2, 3, 9)])

@@ -114,6 +114,16 @@ def test_masses_and_draws_are_the_float64_weights(
             assert oracle.brackets(law, u, int(token[index])), (index, u)
 
 
+@pytest.mark.parametrize("depth", [86.9, 87.2])
+def test_a_tile_without_an_id_that_can_be_has_no_mass(backend: Backend, depth: float, rng: torch.Generator) -> None:
+    """As a uniform number of 0 would be drawn there."""
+    arguments = on(backend, "none", rng)
+    x = arguments["logits"]
+    x[..., :TILE] -= x[..., :TILE].amax(-1, keepdim=True) - (x[..., TILE:].amax(-1, keepdim=True) - depth)
+    arguments["stats"] = backend.row_stats(x)
+    assert ((masses_of(backend, arguments)[..., 0] > 0) == (depth < 87)).all()
+
+
 @pytest.mark.parametrize("kind", ["none", "logits", "probs", "points"])
 def test_nothing_is_left_of_a_weight_of_0(backend: Backend, kind: str, rng: torch.Generator) -> None:
     """Neither a mass nor, whatever masses are given, a token; of other rows both are as ever."""

@@ -18,17 +18,14 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.ops import trees
-from python_tests.ops.borderline import close_scores, moved
+from python_tests.ops.borderline import close_scores, shared_in_float64
 from python_tests.ops.chains import mixed, spoil
 from python_tests.ops.inputs import DTYPES
 from python_tests.support import Backend
-from specdec_kernels.flat import LOSSLESS
-from specdec_kernels.ops.arguments import TREE_ACCEPTANCES, VerifyArguments, VerifyTreeArguments
-from specdec_kernels.sampling import DEFAULT_PARAMS
+from specdec_kernels.ops.arguments import TREE_ACCEPTANCES, VerifyTreeArguments
 
 OP = "verify_tree"
 ERROR = 1e-5  # as a share of the whole: what is left after several rejections has lost digits
-OUTPUTS = ("tokens", "num_accepted", "num_tokens", "status", "accepted_nodes")
 CELLS = 60_000  # logits of an example
 reference = importlib.import_module("specdec_kernels.backends.reference.verify_tree").verify_tree
 
@@ -74,31 +71,11 @@ def example(seed: int, most: int) -> tuple[trees.Arguments, sk.VerifyOutput]:
 
 
 def in_float64(arguments: trees.Arguments, by: float) -> tuple[Tensor, ...]:
-    """The float64 reference with uniforms and bounds moved by `by`."""
+    """The float64 reference with everything moved by `by`."""
     tree, given = arguments["tree"], arguments.get
-    target, draft, probs = (
-        None if given(name) is None else arguments[name].double()
-        for name in ("target_logits", "draft_logits", "draft_probs")
-    )
-    assert target is not None
-    uniforms, token_map = given("uniform_samples"), given("draft_token_map")
-    if uniforms is not None:
-        uniforms = torch.where(
-            (uniforms >= 0) & (uniforms < 1), (uniforms.double() * (1 + 2 * by) + by).clamp(0, 1 - 1e-15), uniforms
-        )
-    law = arguments["target_law"].flat() if "target_law" in arguments else LOSSLESS
-    if law.number:
-        law = law._replace(alpha=law.alpha + by)
-    draft_params = moved(arguments["draft_params"], by) if "draft_params" in arguments else DEFAULT_PARAMS._flat
-    shared = VerifyArguments(
-        target_logits=target, draft_logits=draft, draft_probs=probs, draft_values=None, draft_argmax=None,
-        draft_status=None, target_to_draft=None if token_map is None else token_map.target_to_draft,
-        uniform_samples=uniforms, noise_keys=given("noise_keys"), seeds=None, steps=None, positions=None, step=0,
-        eos_token_ids=given("eos_token_ids"), law=law, params=moved(arguments["params"], by), draft_params=draft_params,
-    )  # fmt: skip
     out: tuple[Tensor, ...] = reference(
         VerifyTreeArguments(
-            shared, arguments["node_tokens"], tree.links, tree.status, tree.max_depth,
+            shared_in_float64(arguments, by, by), arguments["node_tokens"], tree.links, tree.status, tree.max_depth,
             TREE_ACCEPTANCES[arguments["acceptance"]], given("epsilon", 0.09) * (1 + 10 * by),
             given("delta", 0.3) * (1 + 10 * by),
         )
@@ -118,7 +95,7 @@ def borderline(arguments: trees.Arguments) -> Tensor:
 def differing(arguments: trees.Arguments, got: sk.VerifyOutput, expected: sk.VerifyOutput) -> Tensor:
     """``[batch]`` bool: sequences with any other output; AssertionError where no border is near."""
     batch = len(expected.tokens)
-    pairs = [(getattr(got, name).cpu(), getattr(expected, name)) for name in OUTPUTS]
+    pairs = [(getattr(got, name).cpu(), getattr(expected, name)) for name in trees.OUTPUTS]
     different = torch.stack([(a != b).view(batch, -1).any(-1) for a, b in pairs]).any(0)
     if different.any():
         worst = (different & ~borderline(arguments)).nonzero().flatten().tolist()

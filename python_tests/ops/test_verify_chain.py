@@ -15,7 +15,7 @@ from python_tests.ops.chains import DRAFT_PARAMS, run
 from python_tests.ops.inputs import DTYPES, logits, refuses, same_bits, strided, tensors, uniforms
 from python_tests.support import Backend, in_fresh_process
 from specdec_kernels import laws
-from specdec_kernels.ops.verify_chain import ACCEPTANCES
+from specdec_kernels.ops.arguments import ACCEPTANCES
 
 OP = "verify_chain"
 SIGNATURE = (

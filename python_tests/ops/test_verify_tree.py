@@ -46,7 +46,6 @@ CALLS = {
     "target_probs": lambda: chains.with_target_probs(small("recursive", "probs"), sk.SamplingParams(top_k=9)),
     "opt": lambda: small("sample", "full", law=laws.Opt(0.4, bonus="cascade")),
 }
-OUTPUTS = ("tokens", "num_accepted", "num_tokens", "status", "accepted_nodes")
 
 
 def small(acceptance: str, kind: str, **more: Any) -> trees.Arguments:
@@ -61,7 +60,7 @@ def test_a_sequence_does_not_depend_on_its_batch(backend: Backend, acceptance: s
     whole = run(backend, arguments)
     for rows in ([0], [5, 2], list(range(6))[::-1]):
         part = run(backend, trees.select(arguments, rows))
-        for name in OUTPUTS:
+        for name in trees.OUTPUTS:
             assert torch.equal(getattr(part, name), getattr(whole, name)[rows])
 
 
@@ -360,7 +359,7 @@ def test_the_reference_asks_the_device_for_nothing(acceptance: str, monkeypatch:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         given = {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in made.items()}
         out = sk.verify_tree(**given)
-    for name in OUTPUTS:
+    for name in trees.OUTPUTS:
         got, want = getattr(out, name), getattr(expected, name)
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
 
@@ -382,7 +381,7 @@ def test_a_captured_call_does_what_the_call_does(backend: Backend, acceptance: s
         if isinstance(value, torch.Tensor):
             first[name].copy_(value)
     graph.replay()
-    same_bits([getattr(out, n) for n in OUTPUTS], [getattr(expected, n) for n in OUTPUTS])
+    same_bits([getattr(out, n) for n in trees.OUTPUTS], [getattr(expected, n) for n in trees.OUTPUTS])
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

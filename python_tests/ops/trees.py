@@ -18,6 +18,7 @@ from specdec_kernels.testing import Verify
 
 ACCEPTANCES = tuple(TREE_ACCEPTANCES)
 LAWS: tuple[TargetLaw, ...] = tuple(law for law in chains.LAWS if not isinstance(law, Lossy))
+OUTPUTS = ("tokens", "num_accepted", "num_tokens", "status", "accepted_nodes")
 Arguments = dict[str, Any]
 UNLIKE = "by its definition"  # what checks say of an outcome that is not the rule's
 

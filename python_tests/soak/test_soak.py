@@ -40,6 +40,13 @@ def test_neighbours_that_depend_on_each_other_are_seen() -> None:
     assert found.pvalues()[0] > 1e-3 and "kind" in rejected({"kind": found})
 
 
+def test_each_number_is_in_one_pair() -> None:
+    """The statistic of overlapping pairs varies more than a G-test allows for."""
+    found = Stream()
+    found.add([0.1, 0.3, 0.5, 0.7, 0.9])
+    assert found.single.sum() == 5 and np.argwhere(found.pairs).tolist() == [[0, 2], [4, 5]]
+
+
 def test_memory_that_grows_is_seen() -> None:
     flat = [300 << 20] * 100
     assert grown(flat) == [] and grown([*flat, *[x + MOST_GROWTH // 4 for x in flat]]) == []

@@ -3,7 +3,8 @@
 Where Y has the distribution P, and U is uniform and independent, Σ P(v) over all v before Y in some order, + U·P(Y),
 is uniform on [0, 1) (the randomised probability integral transform). Given the text before it, that holds for every
 token of every answer, whatever the model, the prompt and the parameters, so the numbers of a stream of answers are
-independent and uniform: their histogram, and that of pairs of neighbours, is all that has to be kept.
+independent and uniform: their histogram, and that of pairs of neighbours (each number in one pair, as a G-test counts
+independent pairs), is all that has to be kept.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Stream:
         values = np.minimum(np.array(numbers), 1 - 2.0**-40)
         np.add.at(self.single, (values * BINS).astype(int), 1)
         cells = (values * SIDE).astype(int)
-        np.add.at(self.pairs, (cells[:-1], cells[1:]), 1)
+        even = len(cells) // 2 * 2
+        np.add.at(self.pairs, (cells[:even:2], cells[1:even:2]), 1)
 
     def merge(self, other: Stream) -> None:
         self.single += other.single

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..drafters import NgramTable
-from .fetch import AssetError, Say, cached, print_to_stderr
+from .fetch import AssetError, Say, cached, print_to_stderr, unreadable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,7 +48,7 @@ def ngram_table(tokenizer: PreTrainedTokenizerBase, say: Say = print_to_stderr) 
     try:
         return NgramTable.load(path)
     except (OSError, ValueError) as error:
-        raise AssetError(f"the cached {path} cannot be read ({error}); delete it and try again") from error
+        raise unreadable(path, error) from error
 
 
 def sources() -> list[Path]:

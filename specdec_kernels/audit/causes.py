@@ -136,11 +136,15 @@ def _shifted_draft(rows: Rows) -> Answer:
     return token(rows, draft=np.concatenate([rows.draft[:1], rows.draft[:-1]]))
 
 
+def _ratios(rows: Rows) -> list[float]:
+    """The chance to accept each token of the path."""
+    return [min(1.0, _ratio(rows.target[i][x], rows.draft[i][x])) for i, x in enumerate(rows.path)]
+
+
 def _one_coin(rows: Rows) -> Answer:
     """One number for all tests: tokens are accepted as long as it stays below the least ratio so far."""
-    chances, final = token(rows)
-    ratios = [min(1.0, _ratio(rows.target[i][x], rows.draft[i][x])) for i, x in enumerate(rows.path)]
-    reach = np.minimum.accumulate([1.0, *ratios])
+    _, final = token(rows)
+    reach = np.minimum.accumulate([1.0, *_ratios(rows)])
     return reach - np.append(reach[1:], 0.0), final
 
 
@@ -149,7 +153,7 @@ def _coin_again(which: int | None) -> Rule:
 
     def rule(rows: Rows) -> Answer:
         chances, final = token(rows)
-        ratios = [min(1.0, _ratio(rows.target[i][x], rows.draft[i][x])) for i, x in enumerate(rows.path)]
+        ratios = _ratios(rows)
         for accepted in range(len(chances)):
             coin = accepted if which is None else which
             if coin >= len(ratios):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..testing import LATTICE, Float64, Int64, Pieces, pieces
 from .kernels import KernelNoise, Label
-from .noise import Noise, UnknownNoise
+from .noise import Noise, UnknownNoise, differ
 from .signatures import Signature
 from .step import Step
 
@@ -20,6 +20,8 @@ Bool = np.ndarray[Any, np.dtype[np.bool_]]
 
 _MOST_COLUMNS = 6
 """Numbers that are no races."""
+_MOST_SINGLE = 1 << 17
+"""Points that a search for hidden breakpoints may ask for at once where each is a call."""
 _CALL_ROWS = 1 << 14
 _MOST_FAILURES = 500
 _CHECKED, _CHECKED_KERNELS = 600, 200
@@ -159,6 +161,8 @@ class Bisection:
         else:
             with Noise(own[:, self.given :], step.lengths, self.vocab, spread) as noise:
                 tokens = self.emit(step)
+            if differ(noise.kinds, self.kinds):  # its columns are by the order in which a call asks
+                raise UnknownNoise("a race in the place of another number")
             if len(noise.kinds) > len(self.kinds):
                 self.kinds = noise.kinds
             self.dtypes |= noise.dtypes
@@ -312,6 +316,8 @@ class Bisection:
         axes: list[int] = []
 
         def run(path: Int64, lattice: Int64) -> Int64:
+            if hidden and not self.batched and len(path) > _MOST_SINGLE:
+                raise UnknownNoise("too many boxes")
             points = np.full((len(path), self._columns()), 0.5)
             points[:, axes] = lattice[:, : len(axes)] / LATTICE
             return self.codes(path, points)
@@ -320,7 +326,10 @@ class Bisection:
             axes = self._axes()
             if len(axes) > _MOST_COLUMNS:
                 raise UnknownNoise(f"{len(axes)} random numbers")
-            found = pieces(run, self.step.batch, max(len(axes), 1), hidden)
+            try:
+                found = pieces(run, self.step.batch, max(len(axes), 1), hidden)
+            except ValueError as error:
+                raise UnknownNoise("no boxes") from error
             if axes == self._axes():
                 return found, axes, *self._decided(found, axes)
 

@@ -40,8 +40,10 @@ class Joint:
     impossible : dict of tuple to float
         The probability of what was emitted although the target cannot give it, by emitted tokens. For trees and chains
         alike, the last one is the final token.
+    accepted : bool
+        Whether the impossible token is an accepted one each time, with another one after it.
     at_ends : bool
-        Whether that, and failures, need a uniform at an end of its range.
+        Whether what is impossible, and failures, need a uniform at an end of its range.
     dtypes : set of torch.dtype
         Of the uniforms.
     """
@@ -50,6 +52,7 @@ class Joint:
     samples: int | None = None
     failures: dict[str, float] = field(default_factory=dict)
     impossible: dict[tuple[int, ...], float] = field(default_factory=dict)
+    accepted: bool = True
     at_ends: bool = False
     dtypes: set[torch.dtype] = field(default_factory=set)
 
@@ -109,6 +112,7 @@ class Extractor(Bisection):
         for tokens, share, end in zip(emitted, shares[good], at_ends[good], strict=True):
             if possible[len(tokens)][tokens] == 0:
                 joint.impossible[tokens] = joint.impossible.get(tokens, 0.0) + share
+                joint.accepted &= possible[len(tokens) - 1][tokens[:-1]] == 0
                 ends.append(end)
         joint.at_ends = bool(ends) and all(ends)
         return joint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,15 @@ def favourites(number: Any, vocab: int) -> Float64:
     """``[..., vocab]`` times of arrival at which the id that a number in [0, 1) stands for comes first."""
     times: Float64 = np.where(np.arange(vocab) == np.floor(number * vocab)[..., None], _FAVOURED, 1.0)
     return times
+
+
+def differ(kinds: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether a column is a race in one of these lists and something else in the other."""
+    return any((kind == "race") != (other == "race") for kind, other in zip(kinds, others, strict=False))
+
+
+def _state(generator: torch.Generator | None) -> bytes:
+    return (generator or torch.default_generator).get_state().numpy().tobytes()
 
 
 class UnknownNoise(Exception):
@@ -79,8 +88,9 @@ class Noise(TorchFunctionMode):
             return func(*args, **kwargs)
         generator = kwargs.get("generator")
         if name in ("rand", "rand_like"):
+            before = _state(generator)
             out = func(*args, **kwargs)
-            return out.copy_(self._numbers(out, generator))
+            return out.copy_(self._numbers(out, generator, before))
         if name == "uniform_":
             out, low, high = args[0], *(float(v) for v in _bounds(args[1:], kwargs))
             return out.copy_(low + (high - low) * self._numbers(out, generator))
@@ -113,22 +123,29 @@ class Noise(TorchFunctionMode):
                 return np.repeat(np.arange(rows), sizes * each), np.arange(numel) - starts * each
         raise UnknownNoise(f"numbers of the shape {list(shape)} for {rows} sequences")
 
-    def _take(self, count: int, kind: str, generator: torch.Generator | None, drawn: int) -> int:
-        """The first of the columns for these numbers; moves the generator on as `drawn` numbers do."""
-        state = (generator or torch.default_generator).get_state().numpy().tobytes()
+    def _take(
+        self, count: int, kind: str, generator: torch.Generator | None, drawn: int, before: bytes | None = None
+    ) -> int:
+        """The first of the columns for these numbers. Moves the generator on as `drawn` numbers do, unless it was moved
+        already from the state `before`.
+        """
+        state = _state(generator) if before is None else before
         start = self._taken.setdefault(state, len(self.kinds))
+        if differ(self.kinds[start:], [kind] * count):
+            raise UnknownNoise("a race with the numbers of another draw")
         self.kinds += [kind] * (start + count - len(self.kinds))
         missing = len(self.kinds) - self.uniforms.shape[1]
         if missing > 0:
             self.uniforms = np.pad(self.uniforms, ((0, 0), (0, missing)), constant_values=0.5)
-        torch.rand(drawn, generator=generator, device="cpu" if generator is None else generator.device)
+        if before is None:
+            torch.rand(drawn, generator=generator, device="cpu" if generator is None else generator.device)
         return start
 
-    def _numbers(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _numbers(self, like: Tensor, generator: torch.Generator | None, before: bytes | None = None) -> Tensor:
         row, place = self._columns(like.shape)
         if not len(row):
             return torch.empty(like.shape)
-        start = self._take(int(place.max()) + 1, "uniform", generator, like.numel())
+        start = self._take(int(place.max()) + 1, "uniform", generator, like.numel(), before)
         self.dtypes.add(like.dtype)
         return torch.from_numpy(self.uniforms[row, start + place].reshape(like.shape))
 

@@ -141,9 +141,9 @@ class Report:
         for loop in self.loops:
             if loop.lossless or self.fits:
                 continue
-            healed = "Several steps come out wrong, and neither fresh seeds nor drafts of the audit's own heal them."
+            unknown = "Several steps come out wrong, and no known cause explains it."
             failure = loop.failure and Finding("failure", f"Over several steps {loop.failure}.")
-            finding = loop.cause or failure or Finding("unknown", healed)
+            finding = loop.cause or failure or Finding("unknown", unknown)
             found += [finding] if finding not in found else []
         return found
 
@@ -182,7 +182,7 @@ class Report:
             lines.append(f"{row.case:{wide}}  {row.vocab:3}  {row.drafted:7}  {row.how:16}  {distance}  {row.result}")
         for loop in self.loops:
             result = loop.failure or ("lossless" if loop.lossless else "another distribution")
-            if loop.samples is not None:
+            if loop.samples is not None and loop.failure is None:
                 result += f" (p = {loop.p_value:.1e})"
             lines.append(f"{loop.name:{wide}}  {loop.vocab:3}           {loop.how:16}  {loop.distance:7.0e}  {result}")
         ran = sum(row.lossless is not None for row in self.rows)
@@ -203,7 +203,7 @@ def _at_ends(joints: list[Joint]) -> list[Finding]:
     found = []
     impossible = [joint for joint in joints if joint.impossible]
     if impossible:
-        if all(_longer(joint) for joint in impossible):
+        if all(joint.accepted for joint in impossible):
             words = (
                 f"Where a uniform is exactly 0 (its chance is {chance}) it accepts a draft token that the target "
                 "cannot give: `<=` where `<` is meant, so that 0 <= 0 passes."
@@ -218,11 +218,6 @@ def _at_ends(joints: list[Joint]) -> list[Finding]:
     failures = sorted({message for joint in joints for message in joint.failures})
     found += [Finding("failure", f"At an end of a uniform's range (of chance {chance}) {m}.") for m in failures]
     return found
-
-
-def _longer(joint: Joint) -> bool:
-    """Whether what is impossible is among accepted tokens: something was emitted after it."""
-    return all(len(tokens) > 1 for tokens in joint.impossible)
 
 
 def _counterexample(row: Row) -> str:

@@ -70,7 +70,10 @@ class Step:
 
     def take(self, index: Int64) -> Step:
         """The rows at these places."""
-        return self._of([self], lambda tensors: tensors[0][index])
+        taken = self._of([self], lambda tensors: tensors[0][index])
+        if (given := self.generators) is not None:
+            taken.generators = {i: given[at] for i, at in enumerate(index.tolist()) if at in given}
+        return taken
 
     def beside(self, other: Step) -> Step:
         """A batch in which the rows of `other` and these alternate, `other`'s first."""

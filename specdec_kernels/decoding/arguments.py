@@ -7,8 +7,8 @@ from typing import Any
 from ..checks import check_flag, check_instance, check_int, check_one_of
 from ..drafters.base import Drafter, TreeDrafter
 from ..laws import BiLD, TargetLaw, check_law
+from ..ops.arguments import ACCEPTANCES
 from ..ops.token_logprobs import MAX_TOP
-from ..ops.verify_chain import ACCEPTANCES
 from ..ops.verify_tree import check_thresholds
 from ..processors import Processors
 from .costs import AUTO_DRAFT_LENGTHS, CostTable

@@ -134,7 +134,8 @@ def _of_work(row: float, draft: float, num_nodes: int | None, max_depth: int) ->
 
 
 class LearnedCosts:
-    """Learns from ratios of the times of two steps, one right after the other, of different numbers of draft tokens.
+    """Learns from ratios of the times of two steps, mostly one right after the other, of different numbers of draft
+    tokens. (Between them may be one that says nothing: a draft model's first after plain steps.)
 
     A machine that slows down for a while slows both of them, so that it does not look as if one of them had become
     dearer; and what was learned long ago stays comparable. A Kalman filter on the logarithms. The first step with a

@@ -96,8 +96,8 @@ class GenerationStats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens emitted a second of decoding (prefill not counted), over all sequences; NaN if there was none."""
-        return self.num_tokens_decode / self.seconds_decode if self.seconds_decode > 0 else float("nan")
+        """Tokens emitted a second of decoding (prefill not counted), over all sequences; NaN if there were none."""
+        return self.num_tokens_decode / self.seconds_decode if self.num_tokens_decode else float("nan")
 
 
 @dataclass(frozen=True, eq=False)

@@ -106,20 +106,27 @@ def run(
 
 
 def _compare(plain: GenerationOutput, speculative: GenerationOutput, tokenizer: Any) -> Report:
-    fast, slow = speculative.stats, plain.stats
+    rates = [of.stats.tokens_per_second if of.stats.num_tokens_decode else None for of in (plain, speculative)]
+    slow, fast = rates
+    stats = speculative.stats
     answers = []
     for ids, origins, count in zip(speculative.tokens, speculative.provenance, speculative.num_tokens, strict=True):
         kept = ids[: int(count)].tolist()
         answers.append({"texts": render.pieces(tokenizer, kept), "origins": origins[: int(count)].tolist()})
     return {
-        "plain_tokens_per_second": slow.tokens_per_second,
-        "speculative_tokens_per_second": fast.tokens_per_second,
-        "speed_up": fast.tokens_per_second / slow.tokens_per_second,
-        "mean_acceptance_length": fast.mean_acceptance_length,
-        "acceptance_rate": fast.acceptance_rate if fast.num_drafted else None,
+        "plain_tokens_per_second": slow,
+        "speculative_tokens_per_second": fast,
+        "speed_up": fast / slow if fast and slow else None,
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "acceptance_rate": stats.acceptance_rate if stats.num_drafted else None,
         "identical": torch.equal(plain.tokens, speculative.tokens),
         "answers": answers,
     }
+
+
+def _told(number: float | None, form: str) -> str:
+    """A figure; what was all emitted with the prompt's forward has none."""
+    return "–" if number is None else format(number, form)
 
 
 def print_comparison(comparison: Report) -> None:
@@ -132,8 +139,9 @@ def print_comparison(comparison: Report) -> None:
     print(f"  {render.legend(color=color)}")
     same = "identical to plain decoding" if comparison["identical"] else "NOT identical to plain decoding"
     print(
-        f"  {comparison['plain_tokens_per_second']:.1f} tokens/s plain, "
-        f"{comparison['speculative_tokens_per_second']:.1f} with speculation: {comparison['speed_up']:.2f}x; "
+        f"  {_told(comparison['plain_tokens_per_second'], '.1f')} tokens/s plain, "
+        f"{_told(comparison['speculative_tokens_per_second'], '.1f')} with speculation: "
+        f"{_told(comparison['speed_up'], '.2f')}x; "
         f"mean acceptance length {comparison['mean_acceptance_length']:.2f}; output {same}",
         flush=True,
     )
@@ -147,7 +155,8 @@ def print_summary(report: Report) -> None:
     print(f"{'mean acceptance length':>24}  identical")
     for row in report["comparisons"]:
         print(
-            f"{row['prompts']:12}{row['temperature']:12g}{row['plain_tokens_per_second']:13.1f}"
-            f"{row['speculative_tokens_per_second']:13.1f}{row['speed_up']:9.2f}x{row['mean_acceptance_length']:24.2f}"
+            f"{row['prompts']:12}{row['temperature']:12g}{_told(row['plain_tokens_per_second'], '.1f'):>13}"
+            f"{_told(row['speculative_tokens_per_second'], '.1f'):>13}{_told(row['speed_up'], '.2f'):>9}x"
+            f"{row['mean_acceptance_length']:24.2f}"
             f"  {'yes' if row['identical'] else 'NO'}"
         )

@@ -54,7 +54,8 @@ def verify_chain(
     """`specdec_kernels.verify_chain` where each rank of a group has some of the vocabulary's columns.
 
     Every rank calls it with its columns of the logits and with the same of everything else, and every rank gets what
-    the op gives on the whole logits, bit for bit. Rank r has the ids that follow those of rank r − 1; shards may be of
+    the op gives on the whole logits, bit for bit (with Triton's kernels, which add up listed ids in the order of their
+    list, up to rounding where sampling truncates). Rank r has the ids that follow those of rank r − 1; shards may be of
     any width >= 1. For each row the ranks exchange the maximum and the mass of each tile of 1024 ids and the logit of
     the draft token, and then the tiles' masses of the row that the token after the accepted ones is drawn from. The
     amount of numbers is in proportion to ``batch · num_draft · vocab / 1024``. Where a shard does not start at a

@@ -5,8 +5,8 @@ whether they do: a logit that was not told is at most the last of its rank's lis
 
 A cut-off, what is kept and its normalizer depend on those logits and on nothing below them, except for `top_p` of a
 whole row's mass, whose cut-off is found first (mass.py). So on rows that hold those logits and −inf elsewhere, the op
-itself gives what it gives on the whole rows. Where there are too many for that, or only the op can tell a cut-off, the
-whole row is sent.
+itself gives what it gives on the whole rows (up to rounding on Triton, whose lists also hold lower ids). Where there
+are too many for that, or only the op can tell a cut-off, or nothing is possible, the whole row is sent.
 """
 
 from __future__ import annotations
@@ -162,6 +162,8 @@ def candidates(
         [[cut.any, cut.told_whole, cut.any and cut.top_p < 1, cut.by_mass] for cut in cuts], device=own.device
     ).T[..., None]
     top_p, largest, here = None, told.values(vocab), is_cut & ~told_whole
+    # of a row with nothing possible the op makes id 0 certain, which is none of the candidates
+    told_whole = told_whole | (here & ~(largest > -math.inf).any(-1))
     bound = bounds_of(largest, params, cuts)
     if any(cut.by_mass for cut in cuts):
         assert uncut is not None

@@ -194,8 +194,8 @@ class Drafter(ABC):
         """Up to `num_tokens` draft tokens a sequence, to follow the `state.lengths` tokens in `state.tokens`.
 
         Must not wait for the device (``state.host_*`` is what the host knows), and must give the same answer if called
-        again before `commit`: the loop does so to measure what drafting costs. Not called for steps without drafting,
-        unless ``state.cascade_bonus``.
+        again before `commit`: a step whose capture in a CUDA graph fails is run once more. Not called for steps without
+        drafting, unless ``state.cascade_bonus``.
         Randomness comes from ``uniform_samples(state.seeds, state.step, n, purpose="draft")``, or, for acceptance
         "match", from the verifier's own noise at the tokens' positions.
         """

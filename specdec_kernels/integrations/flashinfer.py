@@ -153,6 +153,11 @@ def sampling_from_probs(
 
     With `return_valid` also ``[batch]`` bool: whether the row had a usable distribution. The rest as in
     `sampling_from_logits`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or number.
     """
     op = "sampling_from_probs"
     check_flag(op, "return_valid", return_valid)
@@ -171,7 +176,13 @@ def top_p_sampling_from_probs(
     offset: Seed = None,
     return_valid: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`sampling_from_probs` after `top_p`, a number or ``[batch]`` float32 (with `indices`: ``[rows]``)."""
+    """`sampling_from_probs` after `top_p`, a number or ``[batch]`` float32 (with `indices`: ``[rows]``).
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or number.
+    """
     op = "top_p_sampling_from_probs"
     check_flag(op, "return_valid", return_valid)
     drawn = _draw(op, "probs", probs, {"top_p": top_p}, indices, generator, check_nan, seed, offset)
@@ -189,7 +200,13 @@ def top_k_sampling_from_probs(
     offset: Seed = None,
     return_valid: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`sampling_from_probs` after `top_k`, a number or ``[batch]`` int32 or int64 (with `indices`: ``[rows]``)."""
+    """`sampling_from_probs` after `top_k`, a number or ``[batch]`` int32 or int64 (with `indices`: ``[rows]``).
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or number.
+    """
     op = "top_k_sampling_from_probs"
     check_flag(op, "return_valid", return_valid)
     drawn = _draw(op, "probs", probs, {"top_k": top_k}, indices, generator, check_nan, seed, offset)
@@ -207,7 +224,13 @@ def min_p_sampling_from_probs(
     offset: Seed = None,
     return_valid: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`sampling_from_probs` after `min_p`, a number or ``[batch]`` float32 (with `indices`: ``[rows]``)."""
+    """`sampling_from_probs` after `min_p`, a number or ``[batch]`` float32 (with `indices`: ``[rows]``).
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or number.
+    """
     op = "min_p_sampling_from_probs"
     check_flag(op, "return_valid", return_valid)
     drawn = _draw(op, "probs", probs, {"min_p": min_p}, indices, generator, check_nan, seed, offset)
@@ -231,6 +254,11 @@ def top_k_top_p_sampling_from_logits(
 
     `filter_apply_order` is "top_k_first" (top-p of what top-k leaves, renormalised: `SamplingParams`' order) or "joint"
     (the ids that both keep of the whole row, which copies the rows, with `indices` those that it names).
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or number.
     """
     op = "top_k_top_p_sampling_from_logits"
     _check_bound(op, top_k_max)
@@ -252,7 +280,13 @@ def top_k_top_p_sampling_from_probs(
     return_valid: bool = False,
     top_k_max: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`sampling_from_probs` after top-k and top-p, as in `top_k_top_p_sampling_from_logits`."""
+    """`sampling_from_probs` after top-k and top-p, as in `top_k_top_p_sampling_from_logits`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or number.
+    """
     op = "top_k_top_p_sampling_from_probs"
     check_flag(op, "return_valid", return_valid)
     _check_bound(op, top_k_max)
@@ -264,6 +298,11 @@ def top_k_top_p_sampling_from_probs(
 def top_p_renorm_probs(probs: Tensor, top_p: Tensor | float, is_deterministic: bool = False) -> Tensor:
     """The rows of `probs`, ``[batch, vocab]`` float32, float64, bfloat16 or float16, cut by `top_p`, renormalised, as
     float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or number.
     """
     vocab, rows = checked_rows("top_p_renorm_probs", "probs", probs)
     return renormalised(rows, checked_params("top_p_renorm_probs", rows, top_p=top_p))[:, :vocab]
@@ -272,6 +311,11 @@ def top_p_renorm_probs(probs: Tensor, top_p: Tensor | float, is_deterministic: b
 def top_k_renorm_probs(probs: Tensor, top_k: Tensor | int, is_deterministic: bool = False) -> Tensor:
     """The rows of `probs`, ``[batch, vocab]`` float32, bfloat16 or float16, cut by `top_k`, renormalised, in their
     dtype.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or number.
     """
     vocab, rows = checked_rows("top_k_renorm_probs", "probs", probs, LOGIT_DTYPES)
     params = checked_params("top_k_renorm_probs", rows, top_k=top_k)
@@ -281,6 +325,11 @@ def top_k_renorm_probs(probs: Tensor, top_k: Tensor | int, is_deterministic: boo
 def top_k_mask_logits(logits: Tensor, top_k: Tensor | int) -> Tensor:
     """The logits, ``[batch, vocab]`` float32, bfloat16 or float16, with −inf instead of all but the `top_k`
     largest.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or number.
     """
     vocab, logits = checked_rows("top_k_mask_logits", "logits", logits, LOGIT_DTYPES)
     masked = logits.detach().clone(memory_format=torch.contiguous_format)

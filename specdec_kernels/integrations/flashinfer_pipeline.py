@@ -247,7 +247,13 @@ class LogitsPipe:
         return self._initial_type
 
     def compile(self, custom_fusion_rules: None = None, custom_validity_checks: None = None) -> None:
-        """Do from now on what the option `compile` says."""
+        """Do from now on what the option `compile` says.
+
+        Raises
+        ------
+        TypeError
+            A rule or a check, of which there are none.
+        """
         _check_none(custom_fusion_rules, custom_validity_checks)
         self._runs = self._planned(3)
 

@@ -186,7 +186,7 @@ def verify_tree_greedy(
     """
     op = "verify_tree_greedy"
     nodes = _check_outputs(op, predicts, accept_index, accept_token_num, candidates, retrive_index)
-    check_given(op, "target_predict", target_predict, (torch.int64, torch.int32), candidates.device, *nodes)
+    check_given(op, "target_predict", target_predict, ID_DTYPES, candidates.device, *nodes)
     chosen = target_predict.long().flatten()[retrive_index.clamp(0, max(target_predict.numel() - 1, 0))]
     tree, order = _tree(
         op, retrive_next_token, retrive_next_sibling, nodes, accept_index.shape[1] - 1, candidates.device

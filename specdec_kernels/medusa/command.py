@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -140,13 +141,13 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     recipe = Recipe(
         steps=arguments.steps, batch_size=arguments.batch, learning_rate=arguments.learning_rate, seed=arguments.seed
     )
-    name = arguments.heads.stem
-    losses = train_heads(heads, train, recipe, folder / f"{name}.checkpoint", progress=True)
+    losses = train_heads(heads, train, recipe, _checkpoint(folder, "heads", arguments.heads), progress=True)
     heads.card = _card(heads, arguments, train, held_out, recipe, losses)
     if arguments.joint_steps:
         joint = replace(recipe, steps=arguments.joint_steps, batch_size=arguments.joint_batch)
         dtype = model.dtype  # bfloat16 would round small steps away; and heads are float32
-        losses = train_jointly(model.float(), heads, train, joint, folder / f"{name}-joint.checkpoint", progress=True)
+        kept = _checkpoint(folder, "joint", arguments.heads)
+        losses = train_jointly(model.float(), heads, train, joint, kept, progress=True)
         heads.card["joint"] = {"steps": joint.steps, "documents a step": joint.batch_size, "last loss": losses[-1]}
         setattr(model.config, _BACKBONE, True)
         model.to(dtype).save_pretrained(arguments.backbone)
@@ -171,6 +172,12 @@ def _check_folder(path: Path, model: Path | None, kind: str) -> None:
             raise ValueError(f"{path} must hold no model but a {kind} that was trained here: it would be lost")
 
 
+def _checkpoint(folder: Path, kind: str, output: Path) -> Path:
+    """Where a run that makes `output` keeps what it has so far: another one than those of other runs."""
+    path = output.resolve()
+    return folder / f"{kind}-{path.stem}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}.checkpoint"
+
+
 def _draft(arguments: argparse.Namespace) -> dict[str, Any]:
     _check_folder(arguments.draft, arguments.model, "draft")
     model, tokenizer = load_target(arguments)
@@ -182,7 +189,7 @@ def _draft(arguments: argparse.Namespace) -> dict[str, Any]:
         steps=arguments.steps, batch_size=arguments.batch, learning_rate=arguments.learning_rate, seed=arguments.seed
     )
     head = model.get_output_embeddings().weight
-    checkpoint = folder / f"{arguments.draft.resolve().name}.checkpoint"
+    checkpoint = _checkpoint(folder, "draft", arguments.draft)
     token_map = choose_vocabulary(train, arguments.vocab)
     losses = train_draft(draft, head, train, recipe, token_map, checkpoint, progress=True)
     sampled, greedy = acceptance_of(draft, head, held_out, token_map)

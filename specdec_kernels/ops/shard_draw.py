@@ -129,7 +129,7 @@ def shard_draw(
     if masses is not None:
         if noise_keys is not None:
             raise ValueError(f"{op}: give masses or noise_keys, got both")
-        least = (first + shape[2] + TILE - 1) // TILE
+        least = tiles_of(first + shape[2])
         if not isinstance(masses, Tensor) or masses.dim() != 3 or masses.shape[2] < least:
             raise shape_error(op, "masses", f"[batch, n, tiles] with tiles >= {least}", masses)
         expected.append(("masses", masses, FLOAT32, ("batch", "n", "tiles"), (*shape[:2], masses.shape[2])))

@@ -8,7 +8,7 @@ import sys
 import torch
 from torch import Tensor
 
-from ..checks import ID_DTYPES, check_instance, check_one_of, shape_error
+from ..checks import ID_DTYPES, check_instance, check_is_number, check_one_of, shape_error
 from ..flat import LOSSLESS
 from ..laws import TargetLaw
 from ..processors import Processors
@@ -49,8 +49,7 @@ def check_thresholds(caller: str, epsilon: float, delta: float) -> tuple[float, 
     if type(epsilon) is float and type(delta) is float and 0 <= epsilon <= LARGEST and 0 <= delta <= LARGEST:
         return epsilon, delta
     for name, value in (("epsilon", epsilon), ("delta", delta)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{caller}: {name} must be a number, got {type(value).__name__}")
+        check_is_number(caller, name, value)
         if not value >= 0:
             raise ValueError(f"{caller}: {name} must be a number >= 0, got {value}")
         if sys.float_info.max < value != math.inf:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from .problems import LATTICE, ChainProblem, TreeProblem, Verify
 
 _CALL_ROWS = 1 << 15  # rows handed to the verifier at once
 MAX_WIDTH = 64
+MOST_POINTS = 2**22
+"""That a search for hidden breakpoints looks at in a round: where no boxes have constant outcomes, it would not end."""
 GRID = np.linspace(0, LATTICE - 1, 9).astype(np.int64)
 WAYS = 8  # that `exact_law` divides an interval into: fewer calls than by bisection, of more rows each
 POINTS = 600  # random uniforms that it checks
@@ -98,7 +101,7 @@ def exact_law(
     Raises
     ------
     TypeError, ValueError
-        A wrong argument.
+        A wrong argument; of a `TreeProblem`, outcomes that are not constant in boxes of uniforms.
     AssertionError
         What `verify` returns is not an output (it has no ``tokens`` and ``num_tokens`` of the shapes that
         `verify_chain`'s have, these disagree, a step has no token, or an id lies outside the vocabulary), or a random
@@ -261,7 +264,8 @@ def pieces(run: Run, num_paths: int, width: int, hidden: bool = False, ways: int
     Raises
     ------
     TypeError, ValueError
-        A wrong type, or a number out of its range; `run` gives no outcome for each point.
+        A wrong type, or a number out of its range; `run` gives no outcome for each point, or, if `hidden`, outcomes
+        that are not constant in boxes.
     """
     check_callable("pieces", "run", run)
     check_int("pieces", "num_paths", num_paths, 1, 2**31 - 1)
@@ -281,6 +285,11 @@ def pieces(run: Run, num_paths: int, width: int, hidden: bool = False, ways: int
         probes = [[(s[:-1] + s[1:]) // 2 for s in axes] for axes in sides]
         if not unsettled:
             break
+        asked = 2 * width * sum(math.prod(len(of) for of in probes[p]) for p in unsettled)  # about
+        if asked > MOST_POINTS:
+            raise ValueError(
+                f"pieces: outcomes must be constant in a few boxes of uniforms, got {asked} points to look at"
+            )
         new = _breakpoints(run, {p: probes[p] for p in unsettled}, cuts, GRID[[0, -1]], ways) - cuts
         unsettled = {path for path, _, _ in new}
         cuts |= new

@@ -186,12 +186,12 @@ class Position(NamedTuple):
     q: Float64
 
     @property
-    def top_p(self) -> Float64:
+    def max_p(self) -> Float64:
         top: Float64 = self.p.max(-1, keepdims=True)
         return top
 
     @property
-    def top_q(self) -> Float64:
+    def max_q(self) -> Float64:
         top: Float64 = self.q.max(-1, keepdims=True)
         return top
 
@@ -220,35 +220,35 @@ def cascade(*examples: laws.TargetLaw) -> Callable[[Defers], Defers]:
 
 @cascade(laws.Chow(0.6), laws.Chow(1.2, loss="log", bonus="cascade"))
 def _chow(law: laws.Chow, x: Position) -> Bool:
-    return _entropy(x.q) > law.alpha if law.loss == "log" else x.top_q < 1 - law.alpha
+    return _entropy(x.q) > law.alpha if law.loss == "log" else x.max_q < 1 - law.alpha
 
 
 @cascade(laws.Diff(0.05), laws.Diff(0.1, loss="log", bonus="cascade"))
 def _diff(law: laws.Diff, x: Position) -> Bool:
     if law.loss == "log":
         return _entropy(x.q) > _entropy(x.p) + law.alpha
-    return x.top_q < x.top_p - law.alpha
+    return x.max_q < x.max_p - law.alpha
 
 
 @cascade(laws.Opt(0.3, bonus="cascade"), laws.Opt(0.6, loss="log"))
 def _opt(law: laws.Opt, x: Position) -> Bool:
     price = law.alpha * np.maximum(x.P - x.Q, 0).sum(-1, keepdims=True)
-    return _entropy(x.q) > _entropy(x.p) + price if law.loss == "log" else x.top_q < x.top_p - price
+    return _entropy(x.q) > _entropy(x.p) + price if law.loss == "log" else x.max_q < x.max_p - price
 
 
 @cascade(laws.TokenV1(0.1), laws.TokenV1(0.3, bonus="cascade"))
 def _token_v1(law: laws.TokenV1, x: Position) -> Bool:
-    return x.q < x.top_p - law.alpha
+    return x.q < x.max_p - law.alpha
 
 
 @cascade(laws.TokenV2(0.1, bonus="cascade"), laws.TokenV2(0.3))
 def _token_v2(law: laws.TokenV2, x: Position) -> Bool:
-    return x.p < x.top_p - law.alpha
+    return x.p < x.max_p - law.alpha
 
 
 @cascade(laws.TokenV3(0.7), laws.TokenV3(0.9, bonus="cascade"))
 def _token_v3(law: laws.TokenV3, x: Position) -> Bool:
-    return x.p < (1 - law.alpha) * x.top_p
+    return x.p < (1 - law.alpha) * x.max_p
 
 
 @cascade(laws.BiLD(1.5), laws.BiLD(1.0, distance="argmax", bonus="cascade"))

@@ -9,7 +9,7 @@
 
 namespace specdec::cpu {
 
-constexpr int kSlack = 16;  // a vector's lanes, at most
+constexpr int kMostLanes = 16;  // of a vector
 constexpr int kGroup = 64;  // ids whose maximum is kept, so that thresholds are found without reading the row again
 
 // What depends on the dtype of the logits. x points at the first of n <= kTile ids. For rows of float32 weights, the
@@ -26,7 +26,7 @@ struct LogitKernels {
   void (*weights)(const void* x, int n, float max, float inverse_temperature, float cutoff, float scale, float* out);
   // The sum of weights(x, n, max, inverse_temperature, cutoff, 1).
   float (*kept_sum)(const void* x, int n, float max, float inverse_temperature, float cutoff);
-  // The values with low <= x < high, and their places, from `first` on, unless null; returns how many. May write kSlack more.
+  // The values with low <= x < high, and their places, from `first` on, unless null; returns how many. May write kMostLanes more.
   int (*between)(const void* x, int n, float low, float high, int32_t first, int32_t* place, float* value);
   // x as float32, NaN read as -inf
   void (*load)(const void* x, int n, float* out);

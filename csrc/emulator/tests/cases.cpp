@@ -202,7 +202,7 @@ void make_draft(Random& random, Step& step, const std::vector<float>& target, in
 // A law that the rule takes; cascades need the draft's logits.
 TargetLaw make_law(Random& random, Acceptance acceptance, bool logits) {
   TargetLaw law{LawKind::kLossless, false, 0.0f, 1.0f, 1.0f, false};
-  if ((acceptance != Acceptance::kToken && acceptance != Acceptance::kBlock) || random.chance(0.4)) return law;
+  if (acceptance == Acceptance::kMatch || acceptance == Acceptance::kGreedy || random.chance(0.4)) return law;
   law.kind = logits ? LawKind(1 + random.below(kNumLaws - 1)) : LawKind::kLossy;
   law.alpha = 0.8f * random.uniform();
   law.rest = 1.0f - law.alpha;
@@ -220,8 +220,8 @@ Case verify_case(Random& random, bool large) {
   VerifyChainArgs& args = step->args;
 
   const int kind = int(random.below(3));  // none, logits, probabilities
-  args.acceptance = random.pick({Acceptance::kToken, Acceptance::kToken, Acceptance::kBlock, Acceptance::kBlock,
-                                 Acceptance::kMatch, Acceptance::kGreedy});
+  args.acceptance = random.chance(0.5) ? random.pick({Acceptance::kToken, Acceptance::kBlock})
+                                       : Acceptance(random.below(kNumAcceptances));
   args.law = make_law(random, args.acceptance, kind == 1);
   const int64_t bonus_rows = args.law.cascade_bonus ? 1 : 0;  // of each sequence's draft
   const bool given = bonus_rows == 0 && random.chance(0.3);   // the bonus tokens are

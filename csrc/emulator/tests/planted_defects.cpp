@@ -519,6 +519,7 @@ const Defect kDefects[] = {
     {"wait_for_wrong_phase", "plain,tsan", "wrong result", RUN(wait_for_wrong_phase)},
     {"copy_not_waited_for", "plain", "without having waited", RUN(copy_not_waited_for)},
     {"barrier_not_initialised", "plain", "not initialised", RUN(barrier_not_initialised)},
+    {"barrier_not_published", "plain", "was not published", RUN(barrier_not_published)},
     {"copy_misaligned", "plain", "multiples of 16", RUN(copy_misaligned)},
     {"wait_for_later_block", "plain", "in a wait for memory", RUN(wait_for_later_block)},
     {"told_without_fence", "tsan", "", RUN(told_without_fence)},

@@ -69,7 +69,7 @@ bool wait_for_wrong_phase() {
 }
 
 // Two copies whose barrier is told to count `expected` bytes.
-template <bool kInitialised, bool kAligned, bool kWaits>
+template <bool kInitialised, bool kAligned, bool kWaits, bool kPublishes>
 __global__ void two_copies(const float* x, float* out, unsigned expected) {
   SPECDEC_SHARED(float4, buffers, 3 * kPart / 4);
   SPECDEC_SHARED(uint64_t, full, 2);
@@ -77,7 +77,7 @@ __global__ void two_copies(const float* x, float* out, unsigned expected) {
   if (threadIdx.x == 0) {
     if (kInitialised) init_mbarrier(full, 1);
     init_mbarrier(full + 1, 1);
-    publish_mbarriers();
+    if (kPublishes) publish_mbarriers();
     expect_bytes(full, expected);
     for (int i = 0; i < 2; ++i)
       bulk_copy(both + i * kPart, x + i * kPart + (kAligned ? 0 : 1), kPart * sizeof(float), full);
@@ -95,11 +95,12 @@ __global__ void two_copies(const float* x, float* out, unsigned expected) {
   wait_for_phase(full, 0);
 }
 
-template <bool kInitialised, bool kAligned, bool kWaits>
+template <bool kInitialised, bool kAligned, bool kWaits, bool kPublishes = true>
 bool run_two_copies(unsigned expected) {
   std::vector<float4> x(kPart, make_float4(1.0f, 1.0f, 1.0f, 1.0f));
   std::vector<float> out(2 * kPart);
-  launch_kernel((two_copies<kInitialised, kAligned, kWaits>), {1, 2 * kPart}, nullptr, &x[0].x, out.data(), expected);
+  launch_kernel((two_copies<kInitialised, kAligned, kWaits, kPublishes>), {1, 2 * kPart}, nullptr, &x[0].x, out.data(),
+                expected);
   return all_equal(out, 1.0f);
 }
 
@@ -113,6 +114,11 @@ bool expected_bytes_too_few() {
 template <bool kGood>
 bool expected_bytes_too_many() {
   return run_two_copies<true, true, true>(kGood ? kBoth : 2 * kBoth);
+}
+
+template <bool kGood>
+bool barrier_not_published() {
+  return run_two_copies<true, true, true, kGood>(kBoth);
 }
 
 template <bool kGood>

@@ -16,7 +16,7 @@ from ...sampling import SMALLEST_TEMPERATURE
 from ...types import Status
 from .rows import at, slots_upto
 
-TREE = 256  # neighbouring tiles that are added as a balanced tree; see csrc/common/tile_sums.h
+TILES_A_TREE = 256  # neighbouring tiles that are added as a balanced tree; see csrc/common/tile_sums.h
 SMALLEST_EXPONENT = -87.0  # exp below this is 0 in every backend: float32 would leave the normal numbers
 SMALLEST_WEIGHT = 2.0**-126  # a row without a larger one has none: 1 / max would overflow
 SLACK = 0.01  # probabilities sum to 1 within it, and a draft's do not exceed 1 by more
@@ -305,7 +305,7 @@ def block_threshold(w: Tensor, residual: Tensor) -> Tensor:
 
 
 def tile_sum(weights: Tensor) -> Tensor:
-    """Sum over the last dimension: tiles of 1024 ids, their sums added in trees of `TREE`, those in index order."""
+    """Sum over the last dimension: tiles of 1024 ids, their sums added in trees of `TILES_A_TREE`, those in order."""
     return sum_of(tile_masses(weights))
 
 
@@ -344,7 +344,7 @@ def merge_tiles(tile_max: Tensor, tile_mass: Tensor, maximum: Tensor, inverse_te
 def tree_levels(masses: Tensor) -> list[Tensor]:
     """Sums of neighbours: ``[..., tiles]`` filled up with zeros, each next half as wide, at last those of the trees."""
     tiles = masses.shape[-1]
-    leaves = min(TREE, 1 << (tiles - 1).bit_length())
+    leaves = min(TILES_A_TREE, 1 << (tiles - 1).bit_length())
     levels = [torch.nn.functional.pad(masses, (0, -tiles % leaves))]
     for _ in range(leaves.bit_length() - 1):
         levels.append(levels[-1][..., 0::2] + levels[-1][..., 1::2])

@@ -160,7 +160,7 @@ class LoosePosition(Position):
         # what is the largest for sure is as large as the largest
         self.p = torch.where(target.first(m)[0], self.max_p, p[other])
         self.q = least
-        self.distance = rest[other if self.alpha > 0 else end].sum(-1, keepdim=True).clamp_max(1.0)
+        self.total_variation = rest[other if self.alpha > 0 else end].sum(-1, keepdim=True).clamp_max(1.0)
         surprise = self._surprise(target, weights, m, end)
         self.cross_entropy = torch.where(most > 0, most * surprise, 0.0).sum(-1, keepdim=True)
         if surprise.shape == q[0].shape:

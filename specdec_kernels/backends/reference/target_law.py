@@ -105,8 +105,8 @@ def scale_that_leaves(P: Tensor, Q: Tensor, rejected: Tensor) -> Tensor:
 class Position:
     """What a cascade may look at: laws over target ids ``[batch, n, vocab]`` and numbers of a row ``[batch, n, 1]``.
 
-    Its decision must rise with some of them and fall with the others, because margins look at their ends alone
-    (`loose_laws`).
+    Its decision must rise with max p, H(q), the surprises and fall with the others, or the other way round, because
+    margins look at these ends alone (`loose_laws.LoosePosition`).
     """
 
     def __init__(self, args: VerifyArguments, P: Tensor, Q: Tensor) -> None:
@@ -132,8 +132,8 @@ class Position:
         return raw_entropies(self._draft_logits)[1][..., None]
 
     @cached_property
-    def distance(self) -> Tensor:
-        """The total variation of P and Q."""
+    def total_variation(self) -> Tensor:
+        """TV(P, Q)."""
         return tile_sum(remainder(self.P, self.Q, torch.ones_like(self.P[..., 0])))[..., None]
 
     @cached_property
@@ -189,7 +189,7 @@ def diff(x: Position) -> Tensor:
 @cascade(laws.Opt)
 def opt(x: Position) -> Tensor:
     """``max q < max p − α TV(P, Q)``, or ``H(q) > H(p) + α TV(P, Q)`` (lemma 4)."""
-    return gain(x) > x.alpha * x.distance
+    return gain(x) > x.alpha * x.total_variation
 
 
 @cascade(laws.BiLD)

@@ -130,6 +130,31 @@ def uniform(high, low):
 
 
 @triton.jit
+def uniforms_at(seed, step, purpose, pair):
+    """The uniform numbers ``2 pair`` and ``2 pair + 1`` of a seed: see csrc/common/philox.h."""
+    counter = pair.to(tl.uint32)
+    zero = counter * 0
+    key0, key1, step0, step1 = low_word(seed), high_word(seed), low_word(step), high_word(step)
+    w0, w1, w2, w3 = philox(
+        key0 + zero, key1 + zero, counter, (zero + purpose).to(tl.uint32), step0 + zero, step1 + zero
+    )
+    return uniform(w0, w1), uniform(w2, w3)
+
+
+@triton.jit
+def key_at(seed, step, purpose, position):
+    """The noise key of a position: see csrc/common/philox.h."""
+    low = low_word(position)
+    zero = low * 0
+    key0, key1, step0, step1 = low_word(seed), high_word(seed), low_word(step), high_word(step)
+    key0, key1, _, _ = philox(
+        key0 + zero, key1 + zero, zero, (zero + purpose).to(tl.uint32), step0 + zero, step1 + zero
+    )
+    w0, w1, _, _ = philox(key0, key1, low, high_word(position), zero + 1, zero + 1)
+    return w0.to(tl.int64) | (w1.to(tl.int64) << 32)
+
+
+@triton.jit
 def noise_bits(key0, key1, ids, further):
     """The 32 bits behind the noise of target ids, or the `further` ones."""
     group = (ids >> 2).to(tl.uint32)

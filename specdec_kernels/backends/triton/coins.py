@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.arguments import PURPOSES, VerifyArguments
-from .arithmetic import high_word, low_word, philox, uniform
+from .arithmetic import key_at, uniforms_at
 from .launch import numbers_a_program, run
 
 ACCEPT = tl.constexpr(PURPOSES["accept"])
@@ -43,18 +43,12 @@ def kernel(
     while begin < count:
         index = begin + tl.arange(0, NUMBERS)
         inside = index < count
-        zero = (index * 0).to(tl.uint32)
-        key0, key1 = low_word(seed) + zero, high_word(seed) + zero
-        step0, step1 = low_word(at_step) + zero, high_word(at_step) + zero
         if positions is None:
-            w0, w1, w2, w3 = philox(key0, key1, (index // 2).to(tl.uint32), zero + ACCEPT, step0, step1)
-            even = index % 2 == 0
-            tl.store(out + first + index, uniform(tl.where(even, w0, w2), tl.where(even, w1, w3)), mask=inside)
+            even, odd = uniforms_at(seed, at_step, ACCEPT, index // 2)
+            tl.store(out + first + index, tl.where(index % 2 == 0, even, odd), mask=inside)
         else:
             at = tl.load(positions + first_position + index, mask=inside, other=0).to(tl.int64)
-            key0, key1, _, _ = philox(key0, key1, zero, zero + SAMPLE, step0, step1)
-            w0, w1, _, _ = philox(key0, key1, low_word(at), high_word(at), zero + 1, zero + 1)
-            tl.store(out + first + index, w0.to(tl.int64) | (w1.to(tl.int64) << 32), mask=inside)
+            tl.store(out + first + index, key_at(seed, at_step, SAMPLE, at), mask=inside)
         begin += NUMBERS
 
 

@@ -400,7 +400,8 @@ def law(
                         mass *= exp_nonpositive((of_tile - maximum) * inverse_temperature)
                     else:
                         total += tl.sum(mass, 0)
-                        mass *= inverse_temperature
+                        # as each id is multiplied: if the tile's largest comes to 0 there is nothing to draw
+                        mass = tl.where(of_tile * inverse_temperature > 0.0, mass * inverse_temperature, 0.0)
                     tl.debug_barrier()  # several threads hold the same tile: none may load what another has stored
                     tl.store(tile_mass + t, mass, mask=t < final)
                     normalizer += tl.sum(mass, 0)

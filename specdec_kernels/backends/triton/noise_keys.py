@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.arguments import NoiseKeysArguments
-from .arithmetic import high_word, low_word, philox
+from .arithmetic import key_at
 from .launch import numbers_a_program, run
 
 
@@ -31,13 +31,7 @@ def kernel(
     seed = tl.load(seeds + b, mask=inside, other=0)
     position = tl.load(positions + index, mask=inside, other=0).to(tl.int64)
     at_step = tl.zeros_like(index) + step if steps is None else tl.load(steps + b, mask=inside, other=0)
-    low = low_word(position)
-    zero = low * 0
-    key0, key1, _, _ = philox(
-        low_word(seed), high_word(seed), zero, zero + purpose.to(tl.uint32), low_word(at_step), high_word(at_step)
-    )
-    w0, w1, _, _ = philox(key0, key1, low, high_word(position), zero + 1, zero + 1)
-    tl.store(out + index, w0.to(tl.int64) | (w1.to(tl.int64) << 32), mask=inside)
+    tl.store(out + index, key_at(seed, at_step, purpose, position), mask=inside)
 
 
 def noise_keys(args: NoiseKeysArguments) -> Tensor:

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.arguments import UniformSamplesArguments
-from .arithmetic import high_word, low_word, philox, uniform
+from .arithmetic import uniforms_at
 from .launch import numbers_a_program, run
 
 
@@ -31,12 +31,10 @@ def kernel(
     group = index % groups
     seed = tl.load(seeds + b, mask=inside, other=0)
     at_step = tl.zeros_like(index) + step if steps is None else tl.load(steps + b, mask=inside, other=0)
-    counter = group.to(tl.uint32)
-    stream = counter * 0 + purpose.to(tl.uint32)
-    words = philox(low_word(seed), high_word(seed), counter, stream, low_word(at_step), high_word(at_step))
-    for i in tl.static_range(2):
-        slot = group * 2 + i
-        tl.store(out + b * num + slot, uniform(words[2 * i], words[2 * i + 1]), mask=inside & (slot < num))
+    even, odd = uniforms_at(seed, at_step, purpose, group)
+    slot = group * 2
+    tl.store(out + b * num + slot, even, mask=inside)
+    tl.store(out + b * num + slot + 1, odd, mask=inside & (slot + 1 < num))
 
 
 def uniform_samples(args: UniformSamplesArguments) -> Tensor:

@@ -71,13 +71,14 @@ def generate(
 
         model.generate(**inputs, custom_generate=generate, drafter=sk.ModelDrafter(assistant), do_sample=True)
 
-    transformers does not pass its own ``assistant_model``, ``streamer`` and ``tokenizer`` to a ``custom_generate``:
-    within `assisted_generation` they work as always; here a streamer is bound beforehand, ``functools.partial(generate,
-    streamer=streamer)``, and given to ``model.generate`` too, which puts the prompt. Greedy output is that of plain
-    greedy generation; sampled output has the distribution of plain sampling with the same GenerationConfig (all ids
-    that tie at the border of top-p are kept): temperature, top-k, top-p and min-p are applied by the ops, all other
-    logits processors to each row with the text before it, in their order. They and stopping criteria see one sequence,
-    ``[1, length]``, at a time, and must depend on their arguments alone.
+    transformers does not pass its own ``assistant_model``, ``streamer``, ``synced_gpus`` and ``tokenizer`` to a
+    ``custom_generate``; within `assisted_generation` they arrive. Here a streamer is bound beforehand,
+    ``functools.partial(generate, streamer=streamer)``, and given to ``model.generate`` too, which puts the prompt.
+
+    Greedy output is that of plain greedy generation; sampled output has the distribution of plain sampling with the
+    same GenerationConfig (all ids that tie at the border of top-p are kept): temperature, top-k, top-p and min-p are
+    applied by the ops, all other logits processors to each row with the text before it, in their order. They and
+    stopping criteria see one sequence, ``[1, length]``, at a time, and must depend on their arguments alone.
 
     Parameters
     ----------
@@ -129,7 +130,7 @@ def generate(
     config, is_seq2seq = generation_config, model.config.is_encoder_decoder
     runner = as_runner(model, "generate")
     check_real("generate", runner)
-    _check_options(config, model_kwargs, synced_gpus, tokenizer, assistant_tokenizer)
+    _check_options(config, model_kwargs, synced_gpus or _is_sharded(model), tokenizer, assistant_tokenizer)
     if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
         raise TypeError(f"generate: streamer must have put and end, got {type(streamer).__name__}")
     kept, folded, sampling = split_processors(logits_processor, config.do_sample)
@@ -193,6 +194,16 @@ def generate(
     kind = utils.GenerateEncoderDecoderOutput if is_seq2seq else utils.GenerateDecoderOnlyOutput
     seen = {} if follower is None else {"scores": follower.scores(), "logits": follower.logits(), **follower.states()}
     return kind(sequences=sequences, **seen, **_encoders_states(asked, model_kwargs.get("encoder_outputs")))
+
+
+def _is_sharded(model: Any) -> bool:
+    """Whether ranks wait for one another in each forward. transformers would set ``synced_gpus``, but not for a
+    ``custom_generate``.
+    """
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not distributed or torch.distributed.get_world_size() == 1:
+        return False
+    return bool(utils.is_deepspeed_zero3_enabled() or utils.is_fsdp_managed_module(model))
 
 
 def _check_options(

@@ -74,6 +74,7 @@ def pack_linear_weights(model: nn.Module) -> PackedWeights:
     Returns
     -------
     PackedWeights
+        Puts the layers back: at the end of a ``with`` block, or by its ``undo()``.
 
     Raises
     ------
@@ -128,12 +129,12 @@ class _PackedForward:
     def __init__(self, layer: nn.Linear) -> None:
         self._layer, self._features = id(layer), layer.in_features
         self._bias = None if layer.bias is None else layer.bias.detach()
-        self._plain = layer.weight
+        self._plain = layer.weight, layer.bias  # which follow a conversion of the model
         self._weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), None)
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
-            return nn.functional.linear(x, self._plain, self._bias)
+            return nn.functional.linear(x, *self._plain)
         rows = x.reshape(-1, self._features)
         missing = _MIN_ROWS - rows.shape[0]
         if missing > 0:

@@ -13,7 +13,7 @@ from transformers.generation.utils import GenerationMixin
 
 from ...checks import check_one_of
 from ...decoding.arguments import check_draft_length
-from ...ops.verify_chain import ACCEPTANCES
+from ...ops.arguments import ACCEPTANCES
 from .assisted import generate
 from .versions import check_version
 
@@ -32,8 +32,8 @@ def assisted_generation(
     """In its block, ``model.generate(assistant_model=… | prompt_lookup_num_tokens=…)`` runs here, at any batch size.
 
     Calls stay as they are; `generate` of this module describes what they get. Every other call of ``model.generate`` is
-    transformers' own, also one that drafts in another way (by ``assistant_early_exit``, ``use_mtp`` or a
-    ``speculation_type``) and without a lookup.
+    transformers' own. So is one without a lookup that drafts by ``assistant_early_exit``, ``use_mtp``, a
+    ``speculation_type`` or one of Gemma 4's assistants.
 
     ``with`` blocks may be nested, the innermost one's options count. It may be entered from any number of threads: a
     thread or asyncio task has the options of the block that it is in. transformers' class is changed while any thread
