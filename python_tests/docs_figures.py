@@ -109,12 +109,12 @@ def end_to_end(label: str, column: str) -> Expected:
 
 
 AUTO: dict[str, tuple[str, Path]] = {  # of lookups and n-gram models, by the number of sequences decoded together
-    "one": ("end_to_end_auto", ICE_LAKE), "two": ("end_to_end_auto_2", ICE_LAKE), "four": ("end_to_end_auto_4", INTEL),
-    "eight": ("end_to_end_auto_8", ICE_LAKE),
+    "one": ("end_to_end_auto", ICE_LAKE), "two": ("end_to_end_auto_2", ICE_LAKE),
+    "four": ("end_to_end_auto_4", ICE_LAKE), "eight": ("end_to_end_auto_8", ICE_LAKE),
 }  # fmt: skip
 AUTO_MODEL = {  # of the trained draft model
-    "one": ("end_to_end_auto_model", INTEL), "two": ("end_to_end_auto_model_2", INTEL),
-    "four": ("end_to_end_auto_model_4", ICE_LAKE), "eight": ("end_to_end_auto_model_8", INTEL),
+    "one": ("end_to_end_auto_model", INTEL), "two": ("end_to_end_auto_model_2", ICE_LAKE),
+    "four": ("end_to_end_auto_model_4", ICE_LAKE), "eight": ("end_to_end_auto_model_8", ICE_LAKE),
 }  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def first_calls(label: str, column: str) -> Expected:
     return [row(name, INTEL, drafter=drafter, **at)["ratio"] for name, drafter in ways]
 
 
-AUTO_TREES = {"one": "end_to_end_auto_trees", "eight": "end_to_end_auto_trees_8"}
+AUTO_TREES = {"one": ("end_to_end_auto_trees", ICE_LAKE), "eight": ("end_to_end_auto_trees_8", INTEL)}
 
 
 def adaptive_trees(label: str, column: str) -> Expected:
@@ -157,7 +157,7 @@ def adaptive_trees(label: str, column: str) -> Expected:
     prompts, sampling, size = label.split(", ")
     nodes, auto = re.fullmatch(r'(\d+) nodes(, "auto")?', column).groups()  # type: ignore[union-attr]
     found = row(
-        AUTO_TREES[size], INTEL, prompts=prompts, temperature=float(sampling != "greedy"),
+        *AUTO_TREES[size], prompts=prompts, temperature=float(sampling != "greedy"),
         num_speculative_tokens=f"auto, {nodes}" if auto else int(nodes),
     )  # fmt: skip
     return [found[key] for key in (("ratio", "ratio_low", "ratio_high") if auto else ("ratio",))]
@@ -375,8 +375,8 @@ def with_processors(label: str, column: str) -> Expected:
     case, batch = label.split(", ")
     at = {"case": CASES[case], "batch": BATCHES[batch]}
     if "bytes" in column:
-        return [row("processors", INTEL, **at | {"batch": 128})["torch_peak_bytes"]] if at["batch"] == 1 else []
-    found = row("processors", INTEL, **at)
+        return [row("processors", ICE_LAKE, **at | {"batch": 128})["torch_peak_bytes"]] if at["batch"] == 1 else []
+    found = row("processors", ICE_LAKE, **at)
     if column in WITH_PROCESSORS:
         return [found[WITH_PROCESSORS[column]] / found["without us"]]
     peer = {"transformers, by ours": "transformers", "vLLM's formulae": "vLLM", "compiled": "compiled"}[column]

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from bench import plot, report
-from python_tests.docs_figures import AUTO, AUTO_MODEL, CASCADES, FIRST, GOALS, NAMES, PAGES
+from python_tests.docs_figures import AUTO, AUTO_MODEL, AUTO_TREES, CASCADES, FIRST, GOALS, NAMES, PAGES
 from python_tests.docs_peers import best_peers
 from python_tests.docs_tables import (
     AVX2,
@@ -132,14 +132,15 @@ def test_the_commands_are_those_of_the_results() -> None:
     for run in (
         ((name, AVX2) for name in ("verify_chain", "answers")),
         ((name, INTEL) for name in ("replay", "replay_ngrams")),
-        [("in_transformers", ICE_LAKE)],
+        ((name, ICE_LAKE) for name in ("in_transformers", "processors")),
         AUTO.values(),
         AUTO_MODEL.values(),
+        AUTO_TREES.values(),
     ):
         for name, folder in run:
             assert as_it_is_now(results(name, folder)["command"]) in text, name
     for name in (
-        "verify_chain", "verify_tree", "gather_kv_", "processors", "count_tokens_", "sample",
+        "verify_chain", "verify_tree", "gather_kv_", "count_tokens_", "sample",
         "in_transformers_ten", "end_to_end_medusa", *chain.from_iterable(FIRST.values()),
     ):  # fmt: skip
         assert as_it_is_now(results(name, INTEL)["command"]) in text, name

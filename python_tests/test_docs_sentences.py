@@ -141,7 +141,7 @@ def test_what_is_said_of_trees_that_are_chosen_is_of_the_results() -> None:
     text = prose(*BENCHMARKS)
     figures = r"least ([\d.]+) times plain decoding's speed here, .{,50} down to (\d\.\d+)\. .{,40} has ([\d.]+) or"
     said = re.search(figures, text)
-    found = [results(name, INTEL) for name in AUTO_TREES.values()]
+    found = [results(*run) for run in AUTO_TREES.values()]
     goals = {goal["what"]: goal["measured"] for each in reversed(found) for goal in each["targets"]}
     rows = [row for each in found for row in each["rows"]]
     always = min(row["ratio"] for row in rows if isinstance(row["num_speculative_tokens"], int))

@@ -435,7 +435,8 @@ bool run_grid(const Grid& grid, void (*body)(const void*), const void* arguments
   }
 
   // Blocks are started by `front`. If the launch may overlap the previous kernel, `front` has not seen what the host
-  // has: until wait_for_previous it knows only what the host knew at that kernel's launch.
+  // has: until wait_for_previous it knows only what the host knew at that kernel's launch. (That includes the end of the
+  // kernel before it, which on a GPU may still run if that kernel lets the next one start early: such races go unseen.)
 #ifdef SPECDEC_EMULATOR_TSAN
   m.host_tokens[m.launches % 2].release();
   void* const host = __tsan_get_current_fiber();
