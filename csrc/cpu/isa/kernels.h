@@ -10,7 +10,7 @@
 namespace specdec::cpu {
 
 constexpr int kMostLanes = 16;  // of a vector
-constexpr int kGroup = 64;  // ids whose maximum is kept, so that thresholds are found without reading the row again
+constexpr int kGroup = 64;      // ids whose maximum is kept, so that thresholds are found without reading the row again
 
 // What depends on the dtype of the logits. x points at the first of n <= kTile ids. For rows of float32 weights, the
 // weight itself (0 if it is none) times inverse_temperature replaces exp((x - max) * inverse_temperature), and exp_sum
