@@ -128,17 +128,16 @@ class LoopRunner:
 
     def in_parts(self, call: Callable[[Step], torch.Tensor], step: Step) -> Int64:
         """What `call` gives for a step's sequences: for all of them at once, or for as many as it takes."""
-        ends = range(0, step.batch, self._most)
-        parts, found = [np.arange(i, min(i + self._most, step.batch)) for i in ends][::-1], []
-        while parts:
-            part = parts.pop()
+        left, found = np.arange(step.batch), list[Int64]()
+        while len(left):
+            part = left[: self._most]
             try:
                 found.append(call(step if len(part) == step.batch else step.take(part)).cpu().numpy())
+                left = left[len(part) :]
             except Exception:
                 if len(part) == 1:
                     raise
                 self._most = (len(part) + 1) // 2
-                parts += [part[self._most :], part[: self._most]]
         if found[0].ndim == 1:
             return np.concatenate(found)
         width = max(tokens.shape[1] for tokens in found)
