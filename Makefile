@@ -189,7 +189,7 @@ $(VLLM)/.specdec-installed: $(INSTALLED) $(VLLM)/.vllm $(shell find specdec_kern
 ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(CURDIR))
 $(INSTALLED): FORCE
 endif
-$(INSTALLED): $(REQUIREMENTS) setup.py pyproject.toml $(addprefix specdec_kernels/,flat.py ops/arguments.py) $(NATIVE)
+$(INSTALLED): $(REQUIREMENTS) setup.py pyproject.toml $(addprefix specdec_kernels/,flat.py ops/arguments.py backends/contract.py) $(NATIVE)
 	@echo "==> compiling and installing specdec_kernels (minutes the first time, then only what changed)"
 	@mkdir -p build && { $(PIP) install -v --no-build-isolation --no-deps -e . 2>&1; echo $$? > build/install.status; } \
 	  | tee build/install.log | sed -un 's/^ *\(specdec_kernels: \)/    \1/p'

@@ -95,4 +95,6 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:  # the others' kernels would go unseen
+        sys.exit(f"usage: {sys.argv[0]} FOLDER, got {len(sys.argv) - 1}: {' '.join(sys.argv[1:])}")
     sys.exit(main(Path(sys.argv[1])))

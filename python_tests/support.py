@@ -6,6 +6,7 @@ import importlib.util
 import io
 import itertools
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -102,12 +103,13 @@ class Backend:
 
     def some_cases(self, items: Sequence[Any], most: int | None) -> list[Any]:
         """Which of a test's parametrised items run: all of them; by Triton's interpreter, `interpreted.CASES`; for the
-        emulated CUDA kernels `most`, different ones in each strategy, or in each random schedule every eighth of all.
+        emulated CUDA kernels `most`, different ones in each strategy, or in each random schedule an eighth of all, at
+        random and at least one.
         """
         if self.by_interpreter:
             return interpreted.some_cases(items)
         if self.schedule is not None:
-            return list(items)[self.schedule % 8 :: 8]
+            return random.Random(str(self)).sample(list(items), -(-len(items) // 8))
         return interpreted.some_cases(items, most or emulated.CASES, str(self))
 
     def batch(self, size: int) -> int:
@@ -150,6 +152,7 @@ def environment(**values: str | None) -> Iterator[None]:
 
 
 def _to(value: Any, device: str) -> Any:
+    """Everything that an op takes; what is unknown here would otherwise stay where it is."""
     if isinstance(value, torch.Tensor):
         # a move to the same device keeps strides; so does one to another of an expanded or strided tensor's values
         return value if value.device.type == device else value.to(device)
@@ -157,12 +160,19 @@ def _to(value: Any, device: str) -> Any:
         fields = {f: _to(getattr(value, f), device) for f in ("temperature", "top_k", "top_p", "min_p", "min_p_first")}
         return sk.SamplingParams(**fields)
     if isinstance(value, sk.TokenCounts):
-        moved = object.__new__(sk.TokenCounts)
-        moved.__dict__.update({name: _to(one, device) for name, one in vars(value).items()})
-        return moved
-    if type(value) in (list, tuple):
-        return type(value)(_to(v, device) for v in value)
-    return value.to(device) if isinstance(value, (sk.TokenMap, sk.DraftTree)) else value
+        counts = object.__new__(sk.TokenCounts)
+        counts.__dict__.update({name: _to(one, device) for name, one in vars(value).items()})
+        return counts
+    if isinstance(value, sk.Processors):
+        return sk.Processors(**{f: _to(one, device) for f, one in vars(value).items() if not f.startswith("_")})
+    if isinstance(value, (sk.TokenMap, sk.DraftTree)):
+        return value.to(device)
+    if isinstance(value, (list, tuple)):
+        moved = [_to(one, device) for one in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
+    if value is None or isinstance(value, (int, float, str, sk.laws.TargetLaw)):
+        return value
+    raise TypeError(f"Backend: {type(value).__name__} must be something that an op takes, got {value}")
 
 
 def present(op: str) -> list[Backend]:
@@ -185,10 +195,10 @@ def present_emulated(op: str, schedules: int) -> list[Backend]:
     """
     strategies = emulated.strategies(op)[1:]
     in_order = [s for s in strategies if s in ("split", "walk")]
-    random = zip(range(1, schedules + 1), itertools.cycle(strategies), strict=False)
+    at_random = zip(range(1, schedules + 1), itertools.cycle(strategies), strict=False)
     return [
         *(Backend(emulated.NAME, "cpu", strategy=s) for s in in_order),
-        *(Backend(emulated.NAME, "cpu", strategy=s, schedule=seed) for seed, s in random),
+        *(Backend(emulated.NAME, "cpu", strategy=s, schedule=seed) for seed, s in at_random),
     ]
 
 

@@ -293,6 +293,14 @@ def test_streams_that_are_closed(closed: str) -> None:
     assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
+def test_an_output_on_a_full_disk_is_one_sentence() -> None:
+    done = subprocess.run(
+        ["bash", "-c", '"$0" -m _specdec backends > /dev/full', sys.executable], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (2, "backends: the disk is full\n")
+
+
 @pytest.mark.parametrize("device", ["cuda", "meta"])
 def test_a_device_that_computes_nothing_is_one_sentence(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     if device == "cuda" and torch.cuda.is_available():

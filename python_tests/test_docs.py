@@ -568,5 +568,6 @@ def test_an_examples_patch_is_all_that_it_takes(page: str, patched: Path) -> Non
     options = "-m pytest -v -p no:cacheprovider --tier=all --cases=60 --tb=short python_tests -k".split()
     report = run_in(patched, *options, tests, status=int(bool(left)))
     assert set(re.findall(r"^(?:FAILED|ERROR) ([\w/.]+)", report, re.MULTILINE)) == left, report
-    for backend in (*present("verify_chain"), *present_emulated("verify_chain", 0)):
+    built = [backend for backend in present("verify_chain") if backend.name != "cuda"]  # for `run_in`
+    for backend in (*built, *present_emulated("verify_chain", 0)):
         assert re.search(rf"\[{backend}(-.*)?\] PASSED", report), f"no test ran on {backend}\n{report}"

@@ -75,6 +75,10 @@ def test_a_request_takes_the_slot_of_another() -> None:
         (lambda: sk.TokenCounts(torch.zeros(3, 1), 2), TypeError, "TokenCounts: prompt_ids must be an int32 or int64"),
         (lambda: sk.TokenCounts(torch.zeros(3, 1).long(), -1), ValueError, "TokenCounts: max_new_tokens must be in"),
         (
+            lambda: sk.TokenCounts(torch.zeros(3, 1).long(), 2**30 - 1), ValueError,
+            r"TokenCounts: max_new_tokens must be in \[0, 1073741822\], got 1073741823",
+        ),
+        (
             lambda: sk.TokenCounts(torch.zeros(3, 1).long(), 1, torch.ones(3).long()),
             ValueError, r"TokenCounts: attention_mask must be \[3, 1\], got \[3\]",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import math
 import typing
@@ -178,6 +179,15 @@ def test_a_device_without_float64_has_no_reference() -> None:
     assert {row["reference"] for row in sk.backends("mps").values()} == {"torch has no float64 on it"}
     with pytest.raises(ValueError, match="sample: tensors must be on a device that a backend runs on, got mps: torch"):
         automatic("sample", torch.device("mps"))
+
+
+def test_every_call_on_such_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = importlib.import_module("specdec_kernels.backends")  # not the function of this name
+    monkeypatch.setattr(backends, "_announced", set())
+    monkeypatch.setattr(backends, "_routes", {})
+    for _ in range(2):
+        with pytest.raises(ValueError, match="torch has no float64 on it"):
+            backends.routed("row_stats", torch.device("mps"))
 
 
 def test_sampling_params_accept_what_is_off() -> None:

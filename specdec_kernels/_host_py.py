@@ -140,7 +140,7 @@ class NgramIndex:
         with self._lock:
             text = self._texts[b]
             if not 0 <= keep <= len(text.tokens):
-                raise ValueError(f"truncate: length must be in [0, {len(text.tokens)}], got {length}")
+                raise ValueError(f"truncate: length must be in [0, {len(text.tokens)}], got {keep}")
             text.truncate(keep)
 
     def reset(self, sequence: SupportsIndex) -> None:
@@ -385,7 +385,7 @@ def check_integer(
     if number is None:
         raise TypeError(f"{function}: {name} must be an integer, got {type(value).__name__}") from None
     if low is not None and number < low or high is not None and number > high:
-        raise ValueError(f"{function}: {name} must be in [{low}, {high}], got {value}")
+        raise ValueError(f"{function}: {name} must be in [{low}, {high}], got {number}")
     return number
 
 

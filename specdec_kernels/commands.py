@@ -14,12 +14,12 @@ import torch
 from . import assets
 from .assets.model import lacks_memory
 from .integrations.transformers.models import same_vocabulary
-from .integrations.transformers.packing import pack_linear_weights
+from .integrations.transformers.packing import has_onednn, pack_linear_weights
 from .options import FAILED, THREADS, device, existing
 
 __all__ = [
-    "add_model_options", "add_target", "add_threads", "ended", "load", "load_draft", "load_target", "model_name",
-    "reach", "read_text",
+    "add_model_options", "add_target", "add_threads", "check_utf8", "ended", "load", "load_draft", "load_target",
+    "model_name", "reach", "read_text",
 ]  # fmt: skip
 
 
@@ -77,9 +77,19 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path} must be UTF-8: {error}") from error
 
 
+def check_utf8(name: str, text: str) -> None:
+    """ValueError, by its `name`, for a text that UTF-8 does not have and tokenizers do not take: half of a surrogate
+    pair. Python reads bytes that are no UTF-8 as such, and JSON may have them.
+    """
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError(f"{name} must be UTF-8, got other bytes")
+
+
 def add_target(parser: argparse.ArgumentParser) -> None:
     """``--model``, which `load_target` and `model_name` read."""
-    parser.add_argument("--model", type=existing, help="a transformers folder (default: the demo's SmolLM2-135M)")
+    parser.add_argument(
+        "--model", type=existing, help="a transformers folder of a decoder (default: the demo's SmolLM2-135M)"
+    )
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +132,7 @@ def load(arguments: argparse.Namespace) -> tuple[Any, Any, bool]:
     reach(arguments.device)
     model, tokenizer = load_target(arguments)
     model.to(arguments.device)
-    packs = not arguments.unpacked and model.device.type == "cpu" and model.dtype == torch.float32
+    packs = not arguments.unpacked and model.device.type == "cpu" and model.dtype == torch.float32 and has_onednn()
     if packs:
         pack_linear_weights(model)
     return model, tokenizer, packs

@@ -6,6 +6,7 @@ Named tuples, because a verify call has to cost microseconds: building one takes
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import IntFlag
 from typing import ClassVar, NamedTuple
 
@@ -25,6 +26,11 @@ MASK_DTYPES = (
     torch.bfloat16, torch.float16,
 )  # fmt: skip
 """Dtypes that an attention mask may have."""
+
+
+def writing_to(tensor: Tensor) -> AbstractContextManager[object]:
+    """Where something is written to it: torch refuses that for an inference tensor outside of inference mode."""
+    return torch.inference_mode() if tensor.is_inference() else nullcontext()
 
 
 class Status(IntFlag):
@@ -282,7 +288,7 @@ class TokenCounts:
     prompt_ids : Tensor
         ``[batch, n]`` int32 or int64; negative ids, and those from 2**31 − 1 on, count as none.
     max_new_tokens : int
-        How many tokens the output has at most, 0 … 2**30.
+        How many tokens the output has at most, >= 0; with n it is below 2**30.
     attention_mask : Tensor, optional
         ``[batch, n]`` bool, integers or floats, as `generate` takes it: 0 where there is no prompt token.
 
@@ -302,7 +308,7 @@ class TokenCounts:
     Raises
     ------
     ValueError, TypeError
-        Another dtype or shape, or a `max_new_tokens` that is no integer in 0 … 2**30.
+        Another dtype or shape, or a `max_new_tokens` that is no integer in 0 … 2**30 − 1 − n.
     """
 
     def __init__(self, prompt_ids: Tensor, max_new_tokens: int, attention_mask: Tensor | None = None) -> None:
@@ -310,7 +316,7 @@ class TokenCounts:
         check_id_tensor(caller, "prompt_ids", prompt_ids, (torch.int32, torch.int64))
         if prompt_ids.dim() != 2:
             raise ValueError(f"{caller}: prompt_ids must be [batch, n], got {list(prompt_ids.shape)}")
-        check_int(caller, "max_new_tokens", max_new_tokens, 0, 2**30)
+        check_int(caller, "max_new_tokens", max_new_tokens, 0, 2**30 - 1 - prompt_ids.shape[1])
         ids = prompt_ids
         if attention_mask is not None:
             check_tensor(caller, "attention_mask", attention_mask, MASK_DTYPES, None)
@@ -385,8 +391,9 @@ class TokenCounts:
             raise ValueError(
                 f"{caller}: prompt_ids must hold at most {capacity - self.max_new_tokens} distinct ids, got {held}"
             )
-        self.ids[slot], self.counts[slot], self.num_output[slot] = NO_ID, 0, 0
-        self.ids[slot, :held], self.counts[slot, :held] = own.ids[0, :held], own.counts[0, :held]
+        with writing_to(self.ids):
+            self.ids[slot], self.counts[slot], self.num_output[slot] = NO_ID, 0, 0
+            self.ids[slot, :held], self.counts[slot, :held] = own.ids[0, :held], own.counts[0, :held]
         return self
 
     def clone(self) -> TokenCounts:

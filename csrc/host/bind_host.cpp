@@ -34,12 +34,19 @@ constexpr std::int64_t kAnySize = -1;
 std::string type_name(const py::object& value) { return py::str(py::type::of(value).attr("__name__")); }
 
 // An integer argument; one beyond 64 bits becomes the nearest that fits, which is out of every range.
-std::int64_t to_integer(const std::string& what, const py::object& value) {
-  if (!PyIndex_Check(value.ptr()) || PyBool_Check(value.ptr())) {
-    throw py::type_error(what + " must be an integer, got " + type_name(value));
+// Arrays and tensors have __index__, too, which raises unless they hold one integer.
+py::object to_integer(const std::string& what, const py::object& value) {
+  if (PyIndex_Check(value.ptr()) && !PyBool_Check(value.ptr())) {
+    auto number = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
+    if (number) return number;
+    if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
+    PyErr_Clear();
   }
-  const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
-  if (!number) throw py::error_already_set();
+  throw py::type_error(what + " must be an integer, got " + type_name(value));
+}
+
+// The nearest int64 to a Python integer.
+std::int64_t to_int64(const py::object& number) {
   int overflow = 0;
   const std::int64_t result = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
   if (overflow == 0) return result;
@@ -51,9 +58,10 @@ std::string outside(const std::string& what, std::int64_t low, std::int64_t high
 }
 
 std::int64_t integer_in(const std::string& what, const py::object& value, std::int64_t low, std::int64_t high) {
-  const std::int64_t number = to_integer(what, value);
-  if (number < low || number > high) throw py::value_error(outside(what, low, high, py::str(value)));
-  return number;
+  const py::object number = to_integer(what, value);
+  const std::int64_t result = to_int64(number);
+  if (result < low || result > high) throw py::value_error(outside(what, low, high, py::str(number)));
+  return result;
 }
 
 // A strided view of an integer array. Elements are copied, so that alignment does not matter. The caller holds the array.
@@ -263,7 +271,8 @@ class NgramIndex {
 
   void truncate(const py::object& sequence, const py::object& length) {
     const std::size_t b = sequence_of("truncate", sequence);
-    const std::int64_t keep = to_integer("truncate: length", length);
+    const py::object number = to_integer("truncate: length", length);
+    const std::int64_t keep = to_int64(number);
     std::int64_t size = 0;
     {
       const Atomic atomic(mutex_);
@@ -273,7 +282,7 @@ class NgramIndex {
         return;
       }
     }
-    throw py::value_error(outside("truncate: length", 0, size, py::str(length)));
+    throw py::value_error(outside("truncate: length", 0, size, py::str(number)));
   }
 
   void reset(const py::object& sequence) {

@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -144,12 +145,14 @@ def test_a_draft_model_whose_vocabulary_is_padded_differently(monkeypatch: pytes
         ),
         (["plan", *FAST, "--figure", "no/such/folder.png"], "plan: --figure must be in a folder that is there"),
         (["plan", *FAST, "--figure", "x.poem"], "plan: --figure must end with one of .eps, "),
+        (["plan", *FAST, "--figure", "{folder}.png"], "plan: --figure must be a file that can be written, got "),
     ],
 )
 def test_one_sentence_for_an_error(
-    small: None, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    small: None, arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(arguments) == 2
+    (tmp_path / "folder.png").mkdir()
+    assert cli.main([argument.replace("{folder}", str(tmp_path / "folder")) for argument in arguments]) == 2
     said = capsys.readouterr().err
     assert said.startswith(sentence) and said.count("\n") == 1, said
 
@@ -175,6 +178,23 @@ def test_a_file_of_something_else(text: str, tmp_path: Path, capsys: pytest.Capt
     )
 
 
+def test_rows_of_auto_alone_draw_no_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"drafter": "lookup", "num_speculative_tokens": "auto", "temperature": 0}
+    row |= dict.fromkeys(("ratio", "ratio_min", "ratio_max"), 1)
+    (tmp_path / "x.json").write_text(json.dumps({"rows": [row]}))
+    assert cli.main(["plot", "techniques", str(tmp_path / "x.json")]) == 2
+    assert 'rows must have a num_speculative_tokens other than "auto"' in capsys.readouterr().err
+
+
+def test_what_was_measured_is_printed_before_a_figure_fails(
+    small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command.plots, "save", Mock(side_effect=OSError(28, "No space left on device")))
+    assert plan("--json", "--figure", str(tmp_path / "plan.png")) == 2
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["choices"] and printed.err == "plan: the disk is full\n"
+
+
 def test_a_damaged_folder_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"')
     assert cli.main(["plan", "--model", str(tmp_path)]) == 2
@@ -182,7 +202,7 @@ def test_a_damaged_folder_is_one_sentence(tmp_path: Path, capsys: pytest.Capture
     assert said.startswith(f"plan: the model in {tmp_path} cannot be read: ") and said.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", '"unclosed\n'])
+@pytest.mark.parametrize("text", ["", "\n\n", '"unclosed\n', r'"half of \ud83d"'])
 def test_a_bad_file_of_prompts(small: None, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.txt").write_text(text)
     assert plan("--prompt-file", str(tmp_path / "x.txt")) == 2

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -88,6 +89,12 @@ def test_answers_that_agree_do_not_make_the_tokens_certain() -> None:
     assert (every.mean, every.high) == (3.0, 3.0) and 1.3 < every.low < 2.0
     rounded = Acceptance(np.array([[1.0], [1.0], [0.0]] * 3), np.repeat(range(3), 3)).expected_tokens()
     assert rounded.mean == pytest.approx(5 / 3) and rounded.low < 1.4 and rounded.high > 1.9  # equal but for rounding
+
+
+def test_rounding_puts_no_prompts_above_certainty() -> None:
+    """Of one prompt's 1 and another's 3 · 2^-52 with 1, the sum less the first is 1 + 2^-52, of one draft token."""
+    found = Acceptance(np.array([[1.0], [1.0], [3 * 2.0**-52]]), np.array([0, 1, 1])).expected_tokens()
+    assert found.mean == pytest.approx(5 / 3) and 1.0 <= found.low < found.high <= 2.0
 
 
 def test_one_answer_has_no_interval() -> None:
@@ -316,18 +323,30 @@ def test_a_batch_verifies_when_any_of_it_drafts() -> None:
     assert choice.gain.mean == pytest.approx(2.5 / (2.0 * (1 - rare) + rare))
 
 
+def small_runner(positions: int) -> TableRunner:
+    runner = TableRunner.random()
+    runner.max_length = positions
+    return runner
+
+
 @pytest.mark.parametrize(
     ("named", "message"),
     [({"drafters": {}}, "drafters must be one or more"),
      ({"drafters": {"none": sk.NgramDrafter()}}, "drafters must be one or more, none of them called 'none'"),
      ({"batches": []}, "batches must be 1 or more, got 0"),
      ({"costs": {}}, r"costs must be of one batch size or more \(None: they are measured\), got \{\}"),
-     ({"acceptance": "block"}, "acceptance must be one of token, greedy, got 'block'")],
+     ({"acceptance": "block"}, "acceptance must be one of token, greedy, got 'block'"),
+     ({"max_new_tokens": 97}, "table holds 100 positions, but prompt and max_new_tokens need 101"),
+     ({"max_new_tokens": 37, "drafters": {"model": sk.ModelDrafter(small_runner(40))}},
+      r"the draft \(table\) holds 40 positions, 41 are needed")],
 )  # fmt: skip
 def test_a_plan_refuses(named: dict[str, Any], message: str) -> None:
+    """Before anything runs."""
+    target, called = small_runner(100), Mock()
     given = {"batches": [(prompts(4, vocab=23)[0], None)], "drafters": {"lookup": sk.NgramDrafter()}} | named
     with pytest.raises(ValueError, match=f"^plan: {message}"):
-        planner.plan(TableRunner.random(), **given)
+        planner.plan(target, **given, advance=called)
+    called.assert_not_called()
 
 
 @pytest.mark.parametrize("prompts", [2, 4, 8])

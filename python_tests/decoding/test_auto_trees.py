@@ -63,6 +63,16 @@ def test_a_smaller_tree_than_the_largest_counts_as_one() -> None:
     assert auto._account.credit == pytest.approx(before + 3 * 1.0075 - 1.5)
 
 
+@pytest.mark.parametrize(("reads_late", "more"), [(False, 0.0), (True, 0.25)])
+def test_only_a_drafter_with_a_model_catches_up(reads_late: bool, more: float) -> None:
+    """The heads of Medusa read the target's hidden states, and so all that plain steps wrote."""
+    auto = AutoSchedule(1, 99, once([1.0, 1.5]), (0, 4), reads_late=reads_late)
+    auto.note(result(0, np.zeros(1, np.int64)), None)
+    before = auto._account.credit
+    auto.note(result(4, np.array([4])), None)
+    assert auto._account.credit == pytest.approx(before + 5 * 1.0075 - 1.5 - more)
+
+
 def test_a_first_step_that_cannot_draft_says_nothing_of_drafts() -> None:
     auto = AutoSchedule(3, 99, once([1.0, 1.5]), (0, 4), first_plain=True)
     fixed, (expected, _) = FixedSchedule(4, first_plain=True), auto._yield.tokens()

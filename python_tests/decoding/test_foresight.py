@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 import specdec_kernels as sk
-from python_tests.decoding.models import TableRunner, prompts
+from python_tests.decoding.models import TableRunner, prompts, tiny
 from python_tests.decoding.schedules import DEAR, PACKED, learned, result, table
 from specdec_kernels.decoding import StepResult
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, CostTable
@@ -306,3 +307,11 @@ def test_a_drafter_that_foresees_is_asked_before_every_step() -> None:
         num_speculative_tokens=table(np.array([1.0, 1.1, 1.2, 1.4])),
     )  # fmt: skip
     assert asked == 0
+
+    class Tree(sk.NgramTreeDrafter):
+        foresee = Mock(side_effect=AssertionError)
+
+    sk.generate(
+        tiny("llama"), ids, drafter=Tree(), max_new_tokens=9, acceptance="typical",
+        num_speculative_tokens=table(np.array([1.0, 2.0])),
+    )  # fmt: skip

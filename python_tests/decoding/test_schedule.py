@@ -200,6 +200,23 @@ def test_a_comparison_that_was_disturbed_does_not_end_drafting_for_good() -> Non
     assert share_of_one(costs.continued(), true) > 0.95
 
 
+@pytest.mark.parametrize(("batch", "credit", "drafts"), [(8, -0.2, 1), (8, -0.3, 0), (1, -0.2, 0)])
+def test_several_go_on_drafting_a_little_in_debt(batch: int, credit: float, drafts: int) -> None:
+    """The last of them is the last to gain by drafts, which have been paid for by then. One alone gains at once."""
+    auto = AutoSchedule(batch, 64, table(np.array([1.0, 1.17, 9.0, 9.0])))
+    auto._drafted, auto._account.credit = True, credit
+    auto._choose()
+    assert auto.next() == drafts
+
+
+def test_nothing_is_lent_to_drafts_that_do_not_pay() -> None:
+    """A try could otherwise be made in debt."""
+    auto = AutoSchedule(8, 64, table(np.array([1.0, 1.3, 9.0, 9.0])))
+    auto._drafted, auto._account.credit = True, -0.05
+    auto._choose()
+    assert auto._affordable == [True, False, False, False]
+
+
 def test_what_is_too_dear_is_tried_again_so_seldom_that_it_costs_little() -> None:
     costs, spent = LearnedCosts.assumed(True, 4, None, 1, on_gpu=False), []
     for call in range(120):

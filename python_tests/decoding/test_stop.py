@@ -132,6 +132,7 @@ def test_answers_that_make_no_sense(answer: Callable[[Any], Any], message: str) 
         (None, "a list of answers, got NoneType"),
         ("none", "a list of answers, got str"),
         (dict.fromkeys(range(4)), "a list of answers, got dict"),
+        (np.array(0), "a list of answers, got ndarray"),
         ([False] * 4, "integers or None, got bool"),
         (["1"] * 4, "integers or None, got str"),
         ([1.0] * 4, "integers or None, got float"),

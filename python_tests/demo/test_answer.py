@@ -254,6 +254,12 @@ def test_greedy_acceptance_is_greedy_at_any_temperature(small: None, capsys: pyt
     assert answer(capsys, "to be or not to be", "--top-p", "0")["tokens"] == plain
 
 
+def test_an_answer_of_one_step_has_no_rate(small: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate("x", "--max-new-tokens", "1") == 0
+    said = capsys.readouterr().err
+    assert said.startswith("1 tokens, 1 of them in ") and said.endswith(" s of prefill, 1.00 a step\n")
+
+
 def test_without_a_seed_each_answer_is_another(
     small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,10 +40,13 @@ def _tokens(case: Case, *shape: int) -> Any:
     return made
 
 
+ARRAYS = (np.array(1), np.array(1.5), np.array([0, 1]))  # which have __index__, and may refuse it
+
+
 def _integer(case: Case, high: int) -> Any:
     if case.chance(0.9):
         return case.random.randint(0, high)
-    return case.random.choice((*INTEGERS, 2**64, -(2**64), 1.0, None, "1", True, np.int32(1), np.float32(1)))
+    return case.random.choice((*INTEGERS, 2**64, -(2**64), 1.0, None, "1", True, np.int32(1), np.float32(1), *ARRAYS))
 
 
 def _call(case: Case, sequences: int) -> tuple[str, tuple[Any, ...], dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -341,6 +342,10 @@ def test_construction_refuses(new_index: Any, call: Any, error: type[Exception],
         (lambda i: i.truncate(0, None), TypeError, "truncate: length must be an integer, got NoneType"),
         (lambda i: i.reset(9), ValueError, "reset: sequence must be in [0, 1], got 9"),
         (lambda i: i.length(9), ValueError, "length: sequence must be in [0, 1], got 9"),
+        (lambda i: i.length(torch.tensor(9)), ValueError, "length: sequence must be in [0, 1], got 9"),
+        (lambda i: i.length(np.array(1.5)), TypeError, "length: sequence must be an integer, got ndarray"),
+        (lambda i: i.truncate(0, torch.tensor([1, 2])), TypeError, "truncate: length must be an integer, got Tensor"),
+        (lambda i: i.truncate(0, torch.tensor(9)), ValueError, "truncate: length must be in [0, 3], got 9"),
         (lambda i: i.propose(-1), ValueError, "propose: num_tokens must be in [0, 2147483647], got -1"),
         (
             lambda i: i.propose(1, limits=ints(1)),

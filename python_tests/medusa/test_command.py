@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -130,19 +131,34 @@ def test_the_backbone_is_trained_too_if_asked_for(folder: Path, capsys: pytest.C
     assert train(folder, "--joint-steps", "3", "--joint-batch", "4", "--backbone", str(folder / "backbone")) == 0
     heads = MedusaHeads.load(folder / "heads.safetensors")
     assert heads.card["joint"]["steps"] == 3 and heads.accuracy is None
+    assert f"not calibrated: specdec medusa calibrate {folder / 'heads.safetensors'} --model" in capsys.readouterr().out
     assert {"model.safetensors", "tokenizer"} <= {path.name for path in (folder / "backbone").iterdir()}
 
 
 def test_a_backbone_is_trained_in_float32_and_written_in_its_own_dtype(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "load_target", lambda arguments: (target().bfloat16(), Tokenizer()))
     path = folder / "backbone"
     assert train(folder, "--steps", "3", "--joint-steps", "3", "--backbone", str(path)) == 0
     trained = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto")
     assert trained.dtype == torch.bfloat16
+    before, calibrate = len(asked), ["medusa", "calibrate", str(folder / "heads.safetensors"), "--folder", str(folder)]
+    assert cli.main(calibrate) == 2 and len(asked) == before
+    assert "--model must be the backbone that was trained with" in capsys.readouterr().err
+    monkeypatch.setattr(command, "load_target", lambda arguments: (trained, Tokenizer()))
+    assert cli.main([*calibrate, "--ranks", "4"]) == 0
     moved = [not torch.equal(a, b) for a, b in zip(trained.parameters(), target().bfloat16().parameters(), strict=True)]
     assert any(moved)
+
+
+def test_a_backbone_learns_a_quarter_as_fast(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jointly = Mock(return_value=[1.0])
+    monkeypatch.setattr(command, "train_jointly", jointly)
+    options = ["--steps", "3", "--joint-steps", "1", "--learning-rate", "1e-4", "--backbone", str(folder / "backbone")]
+    assert train(folder, *options) == 0
+    recipe = jointly.call_args.args[3]
+    assert (recipe.learning_rate, recipe.backbone_learning_rate) == (1e-4, 2.5e-5)
 
 
 def test_a_model_that_joint_training_refuses_is_refused_at_once(

@@ -9,7 +9,8 @@ import torch
 import specdec_kernels as sk
 from python_tests.decoding.models import tiny
 from python_tests.medusa.models import Letters
-from specdec_kernels.medusa import data
+from specdec_kernels.assets import prompts
+from specdec_kernels.medusa import command, data
 
 
 def test_self_talk_begins_as_the_template_does() -> None:
@@ -35,3 +36,25 @@ def test_self_talk_begins_as_the_template_does() -> None:
     )  # fmt: skip
     texts = zip(expected.tokens, expected.num_tokens, strict=True)
     assert written == [str(row[:n].tolist()) for row, n in texts] and len(set(written)) > 20
+
+
+def test_what_is_held_out_has_every_question_and_temperature() -> None:
+    """And both kinds of text occur in all their combinations: none is always greedy."""
+    held_out, every = set(), set()
+    for shard in range(120):
+        turn, kind = divmod(shard, data._SOURCE_EVERY)
+        number = turn * (data._SOURCE_EVERY - 1) + kind
+        if kind == data._SOURCE_EVERY - 1 or number % 3 != 1:  # source code, or no questions
+            continue
+        for i in range(data._DOCUMENTS):
+            what = data.question_of(number // 3, i), data.temperature_of(i)
+            every.add(what)
+            if (shard * data._DOCUMENTS + i) % command.HELD_OUT_EVERY == command.HELD_OUT_EVERY - 1:
+                held_out.add(what)
+    assert len(every) == 4 * 3, "two of the four temperatures are 0"
+    for part in (0, 1):
+        assert {what[part] for what in held_out} == {what[part] for what in every}
+
+
+def test_no_question_is_a_benchmarks() -> None:
+    assert not any(question in prompt for question in data._QUESTIONS for prompt in prompts._code_edit())

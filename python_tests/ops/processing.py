@@ -153,14 +153,6 @@ def of_any_kind(rng: torch.Generator, batch: int, rows: tuple[int, ...], vocab: 
     )  # fmt: skip
 
 
-def moved(given: sk.Processors, backend: Backend) -> sk.Processors:
-    """On the backend's device."""
-    return sk.Processors(**{name: backend(getattr(given, name)) for name in FIELDS})
-
-
-FIELDS = [name for name in vars(sk.Processors()) if not name.startswith("_")]
-
-
 def holds_no_list(backend: Backend, name: str) -> None:
     """A list of one sequence in no order: as if it were empty, and told in the status of every op and row."""
     vocab, batch, width = 60, 3, 9
@@ -175,7 +167,7 @@ def holds_no_list(backend: Backend, name: str) -> None:
     def given() -> tuple[sk.Processors, Tensor]:
         counts = sk.TokenCounts(ids.expand(batch, -1), 0)
         counts.counts += torch.arange(width).int() % 2 * 2
-        made = moved(sk.Processors(**fields, token_counts=counts), backend)
+        made = backend(sk.Processors(**fields, token_counts=counts))
         listed = FlatProcessors(None, *made._lists(x.device, vocab).flat)._asdict()[name]
         return made, listed
 

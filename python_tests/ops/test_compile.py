@@ -14,7 +14,7 @@ from python_tests import emulated
 from python_tests.ops import chains
 from python_tests.ops.calls import CALLS
 from python_tests.ops.inputs import logits, outcome, same_bits, seeded
-from python_tests.support import Backend
+from python_tests.support import Backend, environment
 
 
 @pytest.fixture(params=["cpu", *(["cuda"] if torch.cuda.is_available() else []), emulated.NAME])
@@ -82,6 +82,15 @@ def test_compiles_whole(name: str, route: Backend) -> None:
     arguments = on(route, arguments)
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     same_bits(outcome(compiled, **arguments), outcome(call, **arguments))
+
+
+def test_compiled_ops_do_not_check() -> None:
+    """SPECDEC_CHECK=1 would make them wait for the device, and breaks no graph."""
+    torch._dynamo.reset()
+    x = torch.tensor([[0.0, torch.nan]])
+    expected = sk.row_stats(x)
+    with environment(SPECDEC_CHECK="1"):
+        same_bits(torch.compile(sk.row_stats, fullgraph=True, backend="eager")(x), expected)
 
 
 @pytest.mark.long

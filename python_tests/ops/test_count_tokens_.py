@@ -54,6 +54,8 @@ def test_counts_made_in_inference_mode_are_added_to_outside_of_it(backend: Backe
         counts = sk.TokenCounts(backend(torch.tensor([[1, 2]])), 4)
     status = backend.count_tokens_(counts, backend(torch.tensor([[3]])))
     assert status.tolist() == [0] and counts.ids.tolist() == [[1, 2, 3, NO_ID, NO_ID, NO_ID]]
+    counts.restart_(0, backend(torch.tensor([5])))
+    assert counts.ids.tolist() == [[5, *[NO_ID] * 5]] and counts.num_output.tolist() == [0]
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)

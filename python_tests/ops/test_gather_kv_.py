@@ -528,3 +528,11 @@ def test_check_raises() -> None:
         pytest.raises(RuntimeError, match="^gather_kv_: row 1 set <Status.BAD_TREE: 32>"),
     ):
         sk.gather_kv_([cache], torch.tensor([[1], [3]]), torch.tensor([0, 6]))
+
+
+def test_an_inference_tensor_is_written_to_outside_of_inference_mode(backend: Backend) -> None:
+    with torch.inference_mode():
+        cache = backend(torch.arange(18.0).reshape(2, 1, 9, 1))
+    nodes, lengths = backend(torch.tensor([[2, 3], [1, 2]]), torch.tensor([1, 2]))
+    backend.gather_kv_([cache], nodes, lengths)
+    assert cache.flatten(1).tolist() == [[0, 1, 3, 4, *range(4, 9)], list(range(9, 18))]

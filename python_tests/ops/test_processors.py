@@ -18,7 +18,7 @@ import specdec_kernels as sk
 from python_tests.decoding.models import tiny
 from python_tests.ops import chains, trees
 from python_tests.ops.inputs import DTYPES, TRUNCATED, logits, outcome, same_bits, uniforms
-from python_tests.ops.processing import EACH, Request, bits, holds_no_list, moved, of_any_kind, processors
+from python_tests.ops.processing import EACH, Request, bits, holds_no_list, of_any_kind, processors
 from python_tests.support import ONE_TREE_KERNEL, Backend
 from specdec_kernels import laws
 from specdec_kernels.backends import FUNCTIONS
@@ -37,18 +37,18 @@ def test_is_the_reference(backend: Backend, dtype: torch.dtype, vocab: int, para
     x[0, 0, 0], x[1, 1, 1], x[2, 0, 1] = math.nan, math.inf, -math.inf
     given = of_any_kind(rng, batch, (batch, n), x.shape[-1])
     expected = sk.warp_probs(x, params, processors=given, backend="reference")
-    probs = backend.warp_probs(backend(x), params, processors=moved(given, backend)).cpu()
+    probs = backend.warp_probs(backend(x), params, processors=backend(given)).cpu()
     torch.testing.assert_close(probs, expected, rtol=1e-5, atol=1e-9)
     stats = [
         sk.row_stats(x, params, processors=given, backend="reference"),
-        backend.row_stats(backend(x), params, processors=moved(given, backend)),
+        backend.row_stats(backend(x), params, processors=backend(given)),
     ]
     torch.testing.assert_close(stats[0].values, stats[1].values.cpu(), rtol=1e-5, atol=1e-5)
     assert torch.equal(stats[0].argmax, stats[1].argmax.cpu()) and torch.equal(stats[0].status, stats[1].status.cpu())
     u = uniforms(rng, batch, n)
     drawn = [
         sk.sample(x, params, uniform_samples=u, processors=given, backend="reference"),
-        backend.sample(backend(x), params, uniform_samples=backend(u), processors=moved(given, backend)),
+        backend.sample(backend(x), params, uniform_samples=backend(u), processors=backend(given)),
     ]
     assert torch.equal(drawn[0].token, drawn[1].token.cpu())
     torch.testing.assert_close(drawn[0].log_prob, drawn[1].log_prob.cpu(), rtol=1e-5, atol=1e-5)
@@ -96,7 +96,7 @@ def test_is_the_float64_formula(backend: Backend, name: str) -> None:
     x = logits(rng, 3, vocab)
     rows = [[one.grammar([b], vocab)[v] if one.grammar else True for v in ids] for b in range(3)]
     given = processors(requests, bits(rows))
-    probs = backend.warp_probs(backend(x), sk.SamplingParams(0.7), processors=moved(given, backend)).cpu()
+    probs = backend.warp_probs(backend(x), sk.SamplingParams(0.7), processors=backend(given)).cpu()
     for b, request in enumerate(requests):
         made = replace(request, grammar=None).row(x[b], [])
         expected = float64_law(torch.from_numpy(np.where(rows[b], made, -math.inf)), sk.SamplingParams(0.7))
@@ -185,9 +185,7 @@ def test_is_what_engines_make(backend: Backend, engine: Any, seed: int) -> None:
     if engine is as_vllm_has_it:
         request = replace(request, frequency=0.6, presence=-0.4)
     x = logits(torch.Generator().manual_seed(seed), vocab)
-    probs = backend.warp_probs(
-        backend(x[None]), sk.SamplingParams(0.7), processors=moved(processors([request]), backend)
-    )
+    probs = backend.warp_probs(backend(x[None]), sk.SamplingParams(0.7), processors=backend(processors([request])))
     torch.testing.assert_close(probs[0].cpu(), engine(request, x).softmax(-1), rtol=1e-5, atol=1e-9)
 
 
@@ -212,19 +210,17 @@ def test_one_id_alone_is_changed(backend: Backend, what: str, rng: torch.Generat
     if what == "presence_penalty":
         counts.add_(torch.tensor(ids)[:, None])
     if what != "drafted":
-        stats = backend.row_stats(backend(x), processors=moved(given, backend))
+        stats = backend.row_stats(backend(x), processors=backend(given))
         plain = backend.row_stats(backend(expected))
         same_bits(stats, plain)
-        same_bits(
-            backend.warp_probs(backend(x), processors=moved(given, backend)), backend.warp_probs(backend(expected))
-        )
+        same_bits(backend.warp_probs(backend(x), processors=backend(given)), backend.warp_probs(backend(expected)))
         return
     given = sk.Processors(presence_penalty=99.0, token_counts=sk.TokenCounts(torch.tensor([[2]]), 4))
     for one in ids:
         best = torch.stack([x[0].index_fill(0, torch.tensor([one]), x.max() + 1.0)] * 2)[None]
         out = backend.verify_chain(
             backend(best), backend(torch.tensor([[one]])), acceptance="greedy",
-            processors=moved(given, backend),
+            processors=backend(given),
         )  # fmt: skip
         assert out.tokens[0].tolist() == [one, int(best[0, 1].topk(2).indices[1])]
 
@@ -318,7 +314,7 @@ def test_what_processors_lift_is_the_largest(backend: Backend, what: str, rng: t
         "frequency": {"frequency_penalty": -0.75}, "presence": {"presence_penalty": -0.75},
         "NaN": {"logit_bias": (torch.tensor([[7, 1024]]), torch.tensor([[0.5, torch.nan]]))},
     }[what]  # fmt: skip
-    given = moved(sk.Processors(**fields, token_counts=counts), backend)
+    given = backend(sk.Processors(**fields, token_counts=counts))
     stats = backend.row_stats(backend(x), sk.SamplingParams(0.0), processors=given)
     assert stats.argmax.tolist() == ([1500] * len(ids) if what == "NaN" else ids)
     assert stats.status.tolist() == [int(sk.Status.NAN) if what == "NaN" else 0] * len(ids)
@@ -407,7 +403,7 @@ def agrees_with_made_rows(
         rows = torch.cat([rows[b, : n + 1] for b, n in enumerate(step["cu_num_draft_tokens"].diff().tolist())])
     assert rows.dtype == torch.float32 and not torch.equal(rows, step["target_logits"].float())
     run = getattr(backend, op)
-    with_processors = run(**chains.on(backend, step), processors=moved(given, backend))
+    with_processors = run(**chains.on(backend, step), processors=backend(given))
     same_bits(with_processors, run(**chains.on(backend, {**step, "target_logits": rows})))
     assert (with_processors.num_accepted > 0).any() or backend.name == "triton"
 
@@ -456,11 +452,11 @@ def steps(op: str, rng: torch.Generator) -> tuple[Any, dict[str, Any]]:
 
 def test_a_bitmask_of_no_rows_and_of_any_strides(backend: Backend) -> None:
     none = sk.Processors(token_bitmask=torch.zeros(0, 2, dtype=torch.int32))
-    assert backend.warp_probs(backend(torch.zeros(0, 40)), processors=moved(none, backend)).shape == (0, 40)
+    assert backend.warp_probs(backend(torch.zeros(0, 40)), processors=backend(none)).shape == (0, 40)
     rows = torch.randint(1, 2**31, (3, 2, 4, 2), dtype=torch.int32, generator=torch.Generator().manual_seed(1))
     x, turned = torch.randn(2, 3, 4, 40, generator=torch.Generator().manual_seed(2)), rows.transpose(0, 1)
     given, plain = sk.Processors(token_bitmask=turned), sk.Processors(token_bitmask=turned.contiguous())
-    found, expected = (backend.warp_probs(backend(x), processors=moved(each, backend)).cpu() for each in (given, plain))
+    found, expected = (backend.warp_probs(backend(x), processors=backend(each)).cpu() for each in (given, plain))
     assert torch.equal(found, expected)
 
 
@@ -507,7 +503,7 @@ def test_penalties_count_drafted_tokens_where_nothing_else_is_counted(backend: B
     op = "verify_tree" if op == "typical" else op
     name = "logits" if op == "token_logprobs" else "target_logits"
     arguments = chains.on(backend, {name: x, **more})
-    found = getattr(backend, op)(**arguments, processors=moved(given, backend))
+    found = getattr(backend, op)(**arguments, processors=backend(given))
     expected = getattr(sk, op)(**{name: x, **more}, processors=given, backend="reference")
     if op != "token_logprobs":
         same_bits(found.tokens.cpu(), expected.tokens)

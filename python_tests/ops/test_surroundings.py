@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,7 +68,7 @@ def cases(vocab: int) -> list[Any]:
 
 def made(case: Case) -> Any:
     """Inputs; caches, in which a bench has zeros, hold numbers, so that what was moved shows."""
-    rng = torch.Generator().manual_seed(3)
+    rng = torch.Generator(case.device).manual_seed(3)
     inputs = REGISTRY[case.op].make(case, rng)
     for one in tensors(getattr(inputs, "cache", ())):
         one.normal_(generator=rng)
@@ -128,6 +129,7 @@ def test_threads_that_join_change_no_bit(call: Callable[[int], Any], batch: int)
 
 @pytest.mark.parametrize("case", cases(1500))
 def test_defaults_of_torch_change_no_bit(case: Case, backend: Backend) -> None:
+    case = replace(case, device=backend.device)
     inputs = made(case)
     expected = called(case, backend.name, inputs)
     for default in (torch.float64, torch.bfloat16):

@@ -13,7 +13,7 @@ from torch import Tensor
 import specdec_kernels as sk
 from python_tests.ops.inputs import DTYPES, PARAMS, logits, per_row, refuses, same_bits, seeded, strided
 from python_tests.ops.logprobs import check, described
-from python_tests.ops.processing import EACH, Request, bits, moved, of_any_kind, processors
+from python_tests.ops.processing import EACH, Request, bits, of_any_kind, processors
 from python_tests.support import Backend
 from specdec_kernels.testing import float64_law
 
@@ -209,7 +209,7 @@ def test_processed_is_what_processors_make(backend: Backend, rows: list[list[int
     mask = torch.stack([bits(each) for each in masks])
     out = backend.token_logprobs(
         *backend(x, ids, params), rows=None if rows is None else backend(at), num_top=6,
-        processors=moved(processors(requests, mask), backend),
+        processors=backend(processors(requests, mask)),
     )  # fmt: skip
     made = torch.empty(batch, width, vocab, dtype=torch.float64)
     for b, request in enumerate(requests):
@@ -245,7 +245,7 @@ def test_processed_is_the_reference(
         x, ids, params, processors=given, rows=rows, num_tokens=num, num_top=7, backend="reference"
     )
     out = backend.token_logprobs(
-        *backend(x, ids, params), processors=moved(given, backend), rows=backend(rows), num_tokens=backend(num),
+        *backend(x, ids, params), processors=backend(given), rows=backend(rows), num_tokens=backend(num),
         num_top=7,
     )  # fmt: skip
     for got, want in zip(out, expected, strict=True):
@@ -263,7 +263,7 @@ def test_what_was_emitted_with_processors_was_possible(backend: Backend, kind: s
     x = torch.zeros(2, 4, 12)
     x[..., 5] = 9.0
     request = Request(prompt=[1], presence=40.0)
-    given, u = moved(processors([request]), backend), torch.rand(2, 4, generator=rng)
+    given, u = backend(processors([request])), torch.rand(2, 4, generator=rng)
     drafted = torch.tensor([[5, 3, 5], [5, 5, 5]])
     if kind == "chain":
         out = backend.verify_chain(*backend(x, drafted), uniform_samples=backend(u), processors=given)

@@ -11,7 +11,6 @@ import torch
 import specdec_kernels as sk
 from python_tests.ops import chains
 from python_tests.ops.inputs import DTYPES, refuses, same_bits, strided, tensors
-from python_tests.ops.processing import moved
 from python_tests.support import Backend
 from specdec_kernels import laws
 
@@ -125,7 +124,7 @@ def test_a_bound_that_no_segment_comes_near_costs_only_placeholders(backend: Bac
             arguments["num_draft_tokens"] = torch.full((batch,), -1)
         if processed:
             counts = sk.TokenCounts(arguments["draft_tokens"].expand(batch, -1), 4)
-            arguments["processors"] = moved(sk.Processors(frequency_penalty=0.5, token_counts=counts), backend)
+            arguments["processors"] = backend(sk.Processors(frequency_penalty=0.5, token_counts=counts))
         narrow = run(backend, {**arguments, "max_num_draft_tokens": 2}, return_acceptance=True)
         wide = run(backend, {**arguments, "max_num_draft_tokens": bound}, return_acceptance=True)
         assert wide.tokens.shape == (batch, bound + 1) and wide.acceptance.shape == (batch, bound)
@@ -241,7 +240,7 @@ def test_processors_count_what_a_segment_has_itself(backend: Backend, acceptance
     for cu, flags in cases[:1] if shares_rows(backend) else cases:
         arguments["cu_num_draft_tokens"] = torch.tensor(cu, dtype=torch.int32)
         expected = sk.verify_packed(**arguments, processors=given, backend="reference")
-        out = run(backend, arguments, processors=moved(given, backend))
+        out = run(backend, arguments, processors=backend(given))
         for field in FIELDS:
             same_bits(getattr(out, field), backend(getattr(expected, field)))
         assert out.status.tolist() == flags
@@ -253,7 +252,7 @@ def test_no_sequence_at_all(backend: Backend) -> None:
     arguments |= {"cu_num_draft_tokens": torch.zeros(1, dtype=torch.int32), "target_logits": torch.zeros(3, 40)}
     arguments["uniform_samples"] = torch.full((3,), 0.5)
     for given in (None, sk.Processors(banned_ids=[1]), sk.Processors(token_bitmask=torch.zeros(3, 2).int())):
-        out = run(backend, arguments, processors=None if given is None else moved(given, backend))
+        out = run(backend, arguments, processors=backend(given))
         assert out.tokens.shape == (0, 4) and out.status.shape == (0,)
 
 

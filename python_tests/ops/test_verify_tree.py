@@ -522,9 +522,11 @@ def test_rows_may_lie_far_apart(backend: Backend) -> None:
     """2^31 elements from the first to the last, of which nothing else is touched."""
     vocab, apart = 40, 1 << 30
     near = torch.randn(1, 3, vocab, generator=torch.Generator().manual_seed(0)).bfloat16()
-    # by NumPy, as torch may be told to fill what it allocates
-    memory = torch.from_numpy(np.empty(2 * apart + vocab, dtype=np.int16)).view(torch.bfloat16)
-    far = memory.as_strided((1, 3, vocab), (1, apart, 1))
+    if backend.device == "cpu":  # by NumPy, as torch may be told to fill what it allocates
+        memory = torch.from_numpy(np.empty(2 * apart + vocab, dtype=np.int16))
+    else:
+        memory = torch.empty(2 * apart + vocab, dtype=torch.int16, device=backend.device)
+    far = memory.view(torch.bfloat16).as_strided((1, 3, vocab), (1, apart, 1))
     far.copy_(near)
     tokens = torch.tensor([[1, int(near[0, 0].argmax()), int(near[0, 1].argmax())]])
     for acceptance in ("typical", "recursive", "traversal", "sample", "match"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+HANDED_ON = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "PYTHON", "TORCH", "TORCH_INDEX")
 ROOT = Path(__file__).resolve().parents[2]
+CHECKSUMMED = tuple(f"specdec_kernels/{name}" for name in ("flat.py", "ops/arguments.py", "backends/contract.py"))
 NEEDS = ("requirements-test.txt", ".ci/pins.py", "setup.py", "pyproject.toml")
 
 pytestmark = [
@@ -21,7 +24,7 @@ pytestmark = [
 def checkout(tmp_path: Path) -> Path:
     """With an environment whose Python says that it is of version 3.11."""
     shutil.copy(ROOT / "Makefile", tmp_path)
-    for name in (*NEEDS, "specdec_kernels/flat.py", "specdec_kernels/ops/arguments.py", "csrc/op.cpp"):
+    for name in (*NEEDS, *CHECKSUMMED, "csrc/op.cpp"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / ".venv/bin").mkdir(parents=True)
@@ -35,10 +38,15 @@ def python_is(checkout: Path, version: str) -> None:
     python.chmod(0o755)
 
 
+def dry_run(checkout: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+    """Without what a `make test PYTHON=…` around this test hands on."""
+    environment = {name: value for name, value in os.environ.items() if name not in HANDED_ON}
+    command = ["make", "-n", "build", "VIRTUAL_ENV=", *settings]
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, env=environment)
+
+
 def would_run(checkout: Path, *settings: str) -> str:
-    done = subprocess.run(
-        ["make", "-n", "build", "VIRTUAL_ENV=", *settings], cwd=checkout, capture_output=True, text=True
-    )
+    done = dry_run(checkout, *settings)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -54,14 +62,29 @@ def test_what_is_installed_is_installed_again_for_another_python(checkout: Path)
     assert "installing the other packages" in again and "compiling and installing" in again
 
 
+@pytest.mark.parametrize("name", CHECKSUMMED)
+def test_what_the_compiled_parts_carry_a_checksum_of_builds_them_again(checkout: Path, name: str) -> None:
+    """An ImportError says that `make build` does."""
+    for stamp, text in (("requirements", ""), ("installed", f"{checkout}\n")):
+        (checkout / f".venv/.specdec-{stamp}-3.11").write_text(text)
+    assert "Nothing to be done" in would_run(checkout)
+    later = (checkout / ".venv/.specdec-installed-3.11").stat().st_mtime + 9
+    os.utime(checkout / name, (later, later))
+    assert "compiling and installing" in would_run(checkout)
+
+
+def test_a_make_around_it_changes_nothing(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAKEFLAGS", " -- PYTHON=/nonexistent/python TORCH_INDEX=https://index.org")
+    assert "--extra-index-url" not in would_run(checkout)
+
+
 def test_another_python_than_the_environments_is_refused(checkout: Path) -> None:
     for version in ("3.11", "3.13"):
         python = checkout / f"python{version}"
         python.write_text(f"#!/bin/sh\necho {version}\n")
         python.chmod(0o755)
     assert "compiling and installing" in would_run(checkout, f"PYTHON={checkout}/python3.11")
-    command = ["make", "-n", "build", "VIRTUAL_ENV=", f"PYTHON={checkout}/python3.13"]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    done = dry_run(checkout, f"PYTHON={checkout}/python3.13")
     assert done.returncode and "python3.13 is not the Python 3.11 of .venv: remove that folder first" in done.stderr
 
 

@@ -78,6 +78,12 @@ def test_fails_where_there_is_nothing_to_read(tmp_path: Path) -> None:
     assert done.returncode == 1 and "holds no log of ptxas" in done.stderr
 
 
+def test_fails_for_more_folders_than_one(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "FOLDER, got 2" in done.stderr
+
+
 def test_fails_on_words_it_does_not_know(tmp_path: Path) -> None:
     done = run(tmp_path, entry("sm_80").replace("registers", "regs"))
     assert done.returncode == 1 and "not known here" in done.stderr

@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from ..assets import prompts
-from ..commands import add_model_options, load, load_draft, model_name, read_text
+from ..commands import add_model_options, check_utf8, load, load_draft, model_name, read_text
 from ..options import LENGTH, POSITIVE, TEMPERATURE, Defaults, existing
 from . import drafters as choices
 from . import planner, plots
@@ -88,9 +88,9 @@ def _plan(arguments: argparse.Namespace, line: str) -> None:
         raise ValueError("--heads must be given with --drafter medusa, got it without")
     choices.check_heads(names or (), arguments.model, arguments.heads)
     given = arguments.sets or "humaneval"
+    texts = [] if arguments.prompt_file is None else _read_prompts(arguments.prompt_file)[: arguments.count]
     model, tokenizer, packs = load(arguments)
     if arguments.prompt_file is not None:
-        texts = _read_prompts(arguments.prompt_file)[: arguments.count]
         texts = texts if arguments.raw else [prompts.chat_of(tokenizer, text) for text in texts]
     else:
         texts = prompts.load_prompts(given, tokenizer)[-arguments.count :]  # the n-gram model was tuned on the first
@@ -123,13 +123,13 @@ def _plan(arguments: argparse.Namespace, line: str) -> None:
         "packed": packs,
         "command": line,
     } | found.to_dict()
-    if arguments.figure is not None:
-        plots.save(plots.gain_by_batch(report["choices"]), arguments.figure, line)
     if arguments.json:
         print(json.dumps(report, indent=1))
     else:
         _print(report)
-        if arguments.figure is not None:
+    if arguments.figure is not None:  # last: what was measured is not lost if the file cannot be written
+        plots.save(plots.gain_by_batch(report["choices"]), arguments.figure, line)
+        if not arguments.json:
             print(f"written: {arguments.figure}")
 
 
@@ -170,6 +170,7 @@ def _read_prompts(path: Path) -> list[str]:
                 line = json.loads(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
+        check_utf8(f"{path}, line {number}", line)
         if line.strip():
             found.append(line)
     if not found:

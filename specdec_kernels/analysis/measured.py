@@ -153,7 +153,11 @@ class Acceptance:
         sums = self._by_prompt(np.stack([np.where(known, self.steps.clip(min=0), 0.0), known], 1))
         if len(sums) < 2 or not self.longest:
             return Estimate(mean, float("nan"), float("nan"))
-        found = _of_prompts(sums, lambda total: float(expected_tokens_by_position(total[0] / np.maximum(total[1], 1))))
+
+        def tokens(total: NDArray[np.float64]) -> float:  # of all prompts but one, which rounding may put above 1
+            return float(expected_tokens_by_position((total[0] / np.maximum(total[1], 1)).clip(0.0, 1.0)))
+
+        found = _of_prompts(sums, tokens)
         if found.high - found.low <= 1e-9 * mean:  # up to rounding
             shares = self.by_position()
             ends = (np.nan_to_num([getattr(share, end) for share in shares]) for end in ("low", "high"))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..checks import check_array, check_flag, check_int, check_mapping, check_number, check_one_of, check_sequence
+from ..decoding.request import Request, check_room
 from ..drafters.base import Drafter, TreeDrafter
 from ..integrations.runners import as_runner
 from ..sampling import SamplingParams
@@ -256,7 +257,7 @@ def plan(
     ValueError, TypeError
         As `generate`; no drafter, no prompt, costs of no batch size, or a drafter that is called "none".
     """
-    as_runner(model, "plan")
+    runner = as_runner(model, "plan")
     check_batches("plan", batches)
     check_measuring("plan", drafters, lengths, rounds, clock, advance)
     _check_temperatures("plan", temperatures)
@@ -281,6 +282,12 @@ def plan(
                 if (name, length) not in known.drafting or key not in known.steps:
                     what = f"{name!r} with {length} draft tokens for batch size {batch_size}"
                     raise ValueError(f"plan: costs must have {what}, and have not")
+    for ids, mask in batches:  # before anything is timed, for minutes
+        request = Request(ids, mask, SamplingParams(), None, max_new_tokens, None)
+        request.check("plan", runner)
+        for drafter in drafters.values():
+            if drafter.runner is not None:
+                check_room("plan", drafter.runner, request.prompt(runner).longest + max_new_tokens)
     found = Plan(costs=dict(costs or {}))
     for batch_size in () if costs else batch_sizes:
         found.costs[batch_size] = measure_costs(

@@ -7,6 +7,7 @@ argument of another type or out of its range, and for rows without what is drawn
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -81,6 +82,8 @@ def check_writable(caller: str, path: object, name: str = "path") -> None:
         raise ValueError(f"{caller}: {name} must end as what can be written here, got {path}: {error}") from error
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{caller}: {name} must be in a folder that is there, got {path}")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(f"{caller}: {name} must be a file that can be written, got {path}")
 
 
 def expected_tokens(gammas: Sequence[int] = tuple(range(1, 16))) -> Figure:
@@ -268,6 +271,8 @@ def techniques(rows: Sequence[Row]) -> Figure:
         "ratio_max",
     )
     rows = [row for row in rows if isinstance(row["num_speculative_tokens"], int)]
+    if not rows:
+        raise ValueError('techniques: rows must have a num_speculative_tokens other than "auto", got none')
     cases = _cases(rows)
     drafters = [name for name in dict.fromkeys(row["drafter"] for row in rows) if name != "none"]
     figure, axes = _panels(len(cases), 12, 3.7)

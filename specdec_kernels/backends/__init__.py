@@ -203,8 +203,8 @@ def routed(op: str, device: torch.device) -> str | None:
         return _routes[op, device]
     except KeyError:
         if device not in _announced:
+            announce(op, device)  # raises for a device that no backend runs on
             _announced.add(device)
-            announce(op, device)
         chosen = route(op, device)
         if chosen is not None and native.may_pass(device):
             if device not in _warned:

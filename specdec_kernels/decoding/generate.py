@@ -292,10 +292,12 @@ def _schedule(
     state, drafter = steps.state, steps.drafter
     first_plain = isinstance(drafter, TreeDrafter) and drafter.reads_hidden  # there are no states to read yet
     if costs is not None:
-        # With a law a token may be accepted more often than a plain step emits it, so plain steps judge no draft.
-        foresees = state.target_law is None and _foresee(state, drafter) is not None
-        if foresees and not first_plain:
-            return ForesightSchedule(state.batch_size, max_new_tokens, costs, _lengths(drafter))
-        return AutoSchedule(state.batch_size, max_new_tokens, costs, _lengths(drafter), first_plain)
+        # Where a token may be accepted more often than a plain step emits it, plain steps judge no draft.
+        exact = state.target_law is None and state.acceptance != "typical"
+        how = state.batch_size, max_new_tokens, costs, _lengths(drafter)
+        if exact and not first_plain and _foresee(state, drafter) is not None:
+            return ForesightSchedule(*how)
+        reads_late = drafter.runner is not None and not state.asks_drafter(0)
+        return AutoSchedule(*how, first_plain, reads_late)
     length = num_speculative_tokens if isinstance(num_speculative_tokens, int) else DRAFT_LENGTH
     return FixedSchedule(drafter.max_depth if length and isinstance(drafter, TreeDrafter) else length, first_plain)

@@ -126,10 +126,14 @@ def check_draft(
         raise ValueError(f"{caller}: the draft ({draft.name}) must be on {state.device}, got {draft.device}")
     if (draft.decoder_start is None) != (state.prompt.source_tokens is None):
         raise ValueError(f"{caller}: target and draft ({draft.name}) must both be decoders, or both encoder-decoders")
-    if draft.max_length is not None and state.max_length > draft.max_length:
-        held, needed = draft.max_length, state.max_length
-        raise ValueError(f"{caller}: the draft ({draft.name}) holds {held} positions, {needed} are needed")
+    check_room(caller, draft, state.max_length)
     check_params(caller, params_name, params, state.batch_size, state.device)
+
+
+def check_room(caller: str, draft: Runner, needed: int) -> None:
+    """Raise unless the model `draft` holds so many positions."""
+    if draft.max_length is not None and needed > draft.max_length:
+        raise ValueError(f"{caller}: the draft ({draft.name}) holds {draft.max_length} positions, {needed} are needed")
 
 
 def check_real(caller: str, runner: Runner) -> None:

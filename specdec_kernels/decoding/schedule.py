@@ -58,8 +58,8 @@ class Account:
     """How far a batch is ahead of plain decoding in time, and which steps it can therefore afford.
 
     Estimates can be wrong, and a text can change. So a draft is made only where what the batch is ahead, a small
-    allowance and a share of what the step is expected to gain cover what it costs more than a plain step. Near the end
-    expectations count less and less, as what is lost there cannot be earned again.
+    allowance, a share of what the step is expected to gain and what a schedule lends cover what it costs more than a
+    plain step. Near the end expectations count less and less, as what is lost there cannot be earned again.
 
     Parameters
     ----------
@@ -97,11 +97,16 @@ class Account:
         seconds = self._costs.at(self._step).tolist()
         return [each / seconds[0] for each in seconds]
 
-    def affordable(self, costs: list[float], gains: list[float], steps: int = 1) -> list[bool]:
-        """Which are, `steps` in a row, of these costs and expected gains in plain steps; plain ones always are."""
+    def affordable(
+        self, costs: list[float], gains: list[float], steps: int = 1, lent: list[float] | None = None
+    ) -> list[bool]:
+        """Which are, `steps` in a row, of these costs and expected gains in plain steps; plain ones always are. `lent`
+        is so much more, of each.
+        """
         trust = self.trust * min(max(self.left.tolist()) / self._NEAR, 1.0)
-        drafted = zip(costs[1:], gains[1:], strict=True)
-        return [True, *(steps * (cost - 1 - trust * gain) <= self.credit for cost, gain in drafted)]
+        each = zip(costs, gains, lent or [0.0] * len(costs), strict=True)
+        drafted = [steps * (cost - 1 - trust * gain) <= self.credit + more for cost, gain, more in each]
+        return [True, *drafted[1:]]
 
     def note(self, result: StepResult, seconds: float | None, catches_up: bool = False) -> tuple[float, float]:
         """Take in a step; how many plain steps it was worth, and its cost in them.
@@ -195,8 +200,9 @@ class AutoSchedule(AdaptiveSchedule):
     step's yield varies, the later the last of them ends than each in the mean. Where no draft pays, the least bad one
     is tried again now and then, less and less often while that fails.
 
-    Parameters are those of `Account`, and `first_plain`: the first step drafts nothing, as the drafter has nothing to
-    draft from, which says nothing of drafts.
+    Parameters are those of `Account`; `first_plain`: the first step drafts nothing, as the drafter has nothing to draft
+    from, which says nothing of drafts; and `reads_late`: the drafter has a model, which reads what plain steps wrote
+    only when it drafts again.
     """
 
     # Chosen by what `bench.replay --drafter model` makes of recorded answers, and by drafts that are right by chance.
@@ -205,6 +211,9 @@ class AutoSchedule(AdaptiveSchedule):
     # Steps with drafts that must be affordable after a plain one. The last of several sequences gains by drafts later
     # than the others: a small credit spent on one step at a time would never last until then.
     _RUN = 4
+    # For the same reason several are lent `_TRUST` of what drafts should bring until the end, but at most so many plain
+    # steps. Otherwise drafts would stop before the last sequence has gained by them.
+    _DEBT = 0.25
     _ALLOWANCE, _TRUST = 1.0, 0.5  # see `Account`
     # unit * log(sum(exp(x / unit))) is about the expected largest of n <= 16 normally distributed x of one mean, with
     # this unit in standard deviations; for more that are alike it must be at most sqrt(2 log n).
@@ -212,13 +221,13 @@ class AutoSchedule(AdaptiveSchedule):
 
     def __init__(
         self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts,
-        lengths: tuple[int, ...] = AUTO_DRAFT_LENGTHS, first_plain: bool = False,
+        lengths: tuple[int, ...] = AUTO_DRAFT_LENGTHS, first_plain: bool = False, reads_late: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(batch_size, max_new_tokens, costs, lengths)
-        self._first_plain = first_plain
+        self._first_plain, self._reads_late = first_plain, reads_late
         self._yield = Yield(batch_size, self.max_draft_tokens)
         self._plain_steps = 0  # since the last draft
-        self._drafted: bool | None = None  # whether the last step did; if not, the drafter has not read what it wrote
+        self._drafted: bool | None = None  # whether the last step did
         self._probe_after = self._FIRST_PROBE
         self._choose()
 
@@ -237,7 +246,7 @@ class AutoSchedule(AdaptiveSchedule):
             self._account.note(result, seconds)
             return
         # What a draft model takes to catch up is no cost of drafting on: drafts would look dear where few are made.
-        catches_up = self._drafted is False and width > 0
+        catches_up = self._reads_late and self._drafted is False and width > 0
         self._account.note(result, None if catches_up else seconds, catches_up)
         self._drafted = width > 0
         best = self._best
@@ -273,9 +282,11 @@ class AutoSchedule(AdaptiveSchedule):
         steps = most + unit * np.log((going * np.exp((each - most) / unit)).sum(0))
         costs = self._account.costs()
         gains = (steps[0] / steps - 1).tolist()
-        run = 1 if self._drafted or going.sum() == 1 else self._RUN
-        self._affordable = self._account.affordable(costs, gains, run)
-        self._seconds = np.where(self._affordable, steps * costs, np.inf)
+        seconds, several = steps * costs, going.sum() > 1
+        run = self._RUN if several and not self._drafted else 1
+        lent = np.clip(self._TRUST * (seconds[0] - seconds), 0.0, several * self._DEBT).tolist()
+        self._affordable = self._account.affordable(costs, gains, run, lent)
+        self._seconds = np.where(self._affordable, seconds, np.inf)
         self._best = int(self._seconds.argmin())
 
 

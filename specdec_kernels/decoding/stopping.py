@@ -41,7 +41,8 @@ class Stopper:
         # A step that was launched before the host knew of an end has gone on past it.
         given = np.where(self._ended, 0, result.num_tokens)
         said = self._stop([row[:n] for row, n in zip(result.tokens, given, strict=True)])
-        if not isinstance(said, (Sequence, np.ndarray)) or isinstance(said, (str, bytes)):
+        of_numpy = isinstance(said, np.ndarray) and said.ndim > 0
+        if not of_numpy and (not isinstance(said, Sequence) or isinstance(said, (str, bytes))):
             raise TypeError(f"generate: stop must give a list of answers, got {type(said).__name__}")
         answers = [None if answer is None else _count(answer) for answer in said]
         if len(answers) != len(given):

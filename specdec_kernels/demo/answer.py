@@ -17,7 +17,7 @@ import torch
 
 from ..analysis import drafters as choices
 from ..assets import prompts
-from ..commands import add_model_options, load, load_draft, model_name, read_text
+from ..commands import add_model_options, check_utf8, load, load_draft, model_name, read_text
 from ..decoding import CostTable, GenerationOutput, GenerationStats
 from ..decoding.generate import generate
 from ..decoding.step import TREE_RULES
@@ -196,8 +196,7 @@ def _prompt(arguments: argparse.Namespace) -> str:
             with contextlib.suppress(io.UnsupportedOperation):  # something was read from it
                 sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")  # whatever the terminal's
         prompt = sys.stdin.read() if arguments.prompt_file is None else read_text(arguments.prompt_file)
-    if any("\ud800" <= letter <= "\udfff" for letter in prompt):  # what Python makes of bytes that are no UTF-8
-        raise ValueError("the prompt must be UTF-8, got other bytes")
+    check_utf8("the prompt", prompt)
     if not prompt.strip():
         raise ValueError("the prompt must hold some text, got none")
     return prompt
@@ -242,8 +241,8 @@ def _figures(output: GenerationOutput) -> str:
     )
     flags = f"; status: {Status(int(output.status[0]))!r}" if output.status[0] else ""
     first = stats.num_tokens - stats.num_tokens_decode
+    others = f"the others in {stats.seconds_decode:.2f} s: {stats.tokens_per_second:.1f} tokens/s, "
     return (
         f"{stats.num_tokens} tokens, {first} of them in {stats.seconds_prefill:.2f} s of prefill, "
-        f"the others in {stats.seconds_decode:.2f} s: "
-        f"{stats.tokens_per_second:.1f} tokens/s, {stats.mean_acceptance_length:.2f} a step{accepted}{flags}"
+        f"{others if stats.num_tokens_decode else ''}{stats.mean_acceptance_length:.2f} a step{accepted}{flags}"
     )

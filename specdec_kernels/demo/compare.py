@@ -18,7 +18,7 @@ from ..assets import corpus, prompts
 from ..decoding import GenerationOutput
 from ..decoding.generate import generate
 from ..drafters import Drafter, NgramLMDrafter, NoDrafter
-from ..integrations.transformers.packing import pack_linear_weights
+from ..integrations.transformers.packing import has_onednn, pack_linear_weights
 from ..sampling import SamplingParams
 from . import render
 
@@ -72,7 +72,7 @@ def run(
     seeds = torch.tensor([(seed + row) % 2**63 for row in range(batch)])
     report: Report = {"threads": torch.get_num_threads(), "batch": batch, "max_new_tokens": max_new_tokens}
     report["comparisons"] = []
-    with pack_linear_weights(model):
+    with pack_linear_weights(model) if has_onednn() else nullcontext():
 
         def decode(
             inputs: tuple[Tensor, Tensor], drafter: Drafter, sampling: SamplingParams, streamer: object

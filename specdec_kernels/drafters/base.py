@@ -56,9 +56,10 @@ class Draft:
     token_map : TokenMap or None
         Where the draft's vocabulary is a reduced one.
     num_draft_tokens : Tensor or None
-        ``[batch]`` int64 or int32: how many of a sequence's tokens to use, none where it is negative; None: all. This,
-        like a −1 in `tokens`, may depend on anything known before the tokens were drawn, never on drawn tokens:
-        dropping a token after seeing it biases the output. Not with a `tree`.
+        ``[batch]`` int64 or int32: how many of a sequence's tokens to use, none where it is negative; None: all.
+        Whether a token is used (also by a −1 in `tokens`) may depend on anything known before it was drawn, the tokens
+        before it included, but not on itself or later ones: dropping a token after seeing it biases the output. Not
+        with a `tree`.
     tree : DraftTree or None
         From a `TreeDrafter`: `tokens` ``[batch, num_nodes - 1]`` are those of its nodes except the root, −1 where a
         sequence lacks a node, and the distribution is one-hot.

@@ -18,12 +18,12 @@ from .base import Draft, Foresight, TreeDrafter
 
 
 class NgramTreeDrafter(TreeDrafter):
-    """Proposes what followed every earlier occurrence of a sequence's last tokens, as one tree.
+    """Proposes what followed earlier occurrences of a sequence's last tokens, as one tree.
 
     `NgramDrafter` proposes one continuation, the most recent one of the longest suffix that occurred before. Here
-    others join it as long as there are nodes left: those of longer suffixes first, then the more recent ones; common
-    beginnings are drafted once. None goes on past a token that `processors` bar, and what a `grammar` bars is taken out
-    of the tree.
+    others join it as long as there are nodes left: those of longer suffixes first, then the more recent ones, of each
+    suffix the `num_nodes` latest; common beginnings are drafted once. None goes on past a token that `processors` bar,
+    and what a `grammar` bars is taken out of the tree.
 
     Parameters
     ----------

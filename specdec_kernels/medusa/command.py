@@ -138,9 +138,11 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     heads = MedusaHeads.of_model(
         model, arguments.num_heads, choose_vocabulary(train, arguments.vocab), not arguments.separate
     )
+    rate = arguments.learning_rate
     recipe = Recipe(
-        steps=arguments.steps, batch_size=arguments.batch, learning_rate=arguments.learning_rate, seed=arguments.seed
-    )
+        steps=arguments.steps, batch_size=arguments.batch, learning_rate=rate, backbone_learning_rate=rate / 4,
+        seed=arguments.seed,
+    )  # fmt: skip
     losses = train_heads(heads, train, recipe, _checkpoint(folder, "heads", arguments.heads), progress=True)
     heads.card = _card(heads, arguments, train, held_out, recipe, losses)
     if arguments.joint_steps:
@@ -152,8 +154,7 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         setattr(model.config, _BACKBONE, True)
         model.to(dtype).save_pretrained(arguments.backbone)
         tokenizer.save_pretrained(arguments.backbone)
-        # The held-out hidden states are the old backbone's: calibrate on the new one's (--model, another --folder).
-    else:
+    else:  # of the joint kind `calibrate` does it, by the new backbone's hidden states
         heads.accuracy = falling(count_accuracy(heads, held_out, min(10, len(heads.token_map))))
     return _save(heads, arguments.heads)
 
@@ -257,6 +258,10 @@ def _card(
 def _calibrate(arguments: argparse.Namespace) -> dict[str, Any]:
     model, tokenizer = load_target(arguments)
     heads = MedusaHeads.load(arguments.heads, model)
+    if "joint" in heads.card and not getattr(model.config, _BACKBONE, False):
+        raise ValueError(
+            f"--model must be the backbone that was trained with {arguments.heads}, got {model_name(arguments)}"
+        )
     if arguments.ranks > len(heads.token_map):  # before the text is written, which takes hours
         raise ValueError(f"--ranks must be in [1, {len(heads.token_map)}], the ids drafted, got {arguments.ranks}")
     folder = _text_folder(arguments, heads.card)
@@ -300,4 +305,6 @@ def _text(report: dict[str, Any]) -> str:
         lines.append(f"calibrated tree of {len(report['tree']) + 1} nodes: {expected:.3f} accepted tokens expected")
         lines += [f"  {path}" for path in report["tree"]]
     heads, card = report["written"]
+    if report["accuracy"] is None:
+        lines.append(f"not calibrated: specdec medusa calibrate {heads} --model BACKBONE")
     return "\n".join([*lines, f"written: {heads} and {Path(card).name}"])

@@ -2,8 +2,9 @@
 
 Self-distillation (Cai et al., arXiv 2401.10774, section 2.3.2): the target writes its own training text. Its seeds are
 beginnings of the standard library's functions, to be continued; questions about such functions; and a chat's empty user
-turn, which the target fills itself before it answers (self-talk: Xu et al., arXiv 2406.08464). It contains nothing that
-the benchmarks use: neither their prompts nor, by `specdec_kernels.assets.corpus`, the sources that these are made of.
+turn, which the target fills itself before it answers (self-talk: Xu et al., arXiv 2406.08464). It contains none of the
+benchmarks' prompts nor, by `specdec_kernels.assets.corpus`, the sources that these are made of; a question like theirs,
+for type hints, is asked about other functions.
 
 Text and hidden states are made shard by shard, each a file that is complete once it exists: an interrupted run goes on
 with the next one.
@@ -52,19 +53,14 @@ IGNORED = -100
 MAX_DOCUMENT = 512
 """Tokens of a document at most: beyond a few hundred, hidden states change little and cost more."""
 
-_TEMPERATURES = (
-    0.0,
-    0.7,
-    0.0,
-    1.0,
-)  # of the self-distilled text, in turn: the drafts will meet greedy and sampled text
+_TEMPERATURES = (0.0, 0.7, 0.0, 1.0)  # of the self-distilled text: the drafts will meet greedy and sampled text
 _SOURCE_EVERY = 3  # every third shard is source code as people wrote it
 _DOCUMENTS = 32  # of a shard; also the batch in which text is generated
 _NEW_TOKENS = 160
 _SELF_TALK = 64  # tokens of a question that the target asks itself, at most
 _MAX_CHARACTERS = 900
 _QUESTIONS = (
-    "Rewrite this Python function, adding type hints. Keep everything else unchanged.",
+    "Add type hints to this Python function.",
     "Explain what this Python function does.",
     "Rewrite this Python function with shorter names and comments.",
     "Write a docstring for this Python function, and repeat the function with it.",
@@ -307,10 +303,22 @@ def extract(model: Any, documents: Sequence[Document], batch_size: int = 8) -> F
     )
 
 
+# Every so many documents, one is held out to judge by (`command.HELD_OUT_EVERY`): of all questions and temperatures, so
+# that these must not have its rhythm, nor each other's.
+def question_of(turn: int, i: int) -> str:
+    """What the i-th document of the turn-th shard of questions asks."""
+    return _QUESTIONS[(turn + i) % len(_QUESTIONS)]
+
+
+def temperature_of(i: int) -> float:
+    """At which the i-th document of a shard is written."""
+    return _TEMPERATURES[i // len(_QUESTIONS) % len(_TEMPERATURES)]
+
+
 def distill(model: Any, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], seed: int) -> list[Document]:
     """The target's own continuations of `prompts`, by our own `generate`, a batch at a time."""
     ids, mask = encode(tokenizer, prompts)
-    temperatures = torch.tensor([_TEMPERATURES[i % len(_TEMPERATURES)] for i in range(len(prompts))])
+    temperatures = torch.tensor([temperature_of(i) for i in range(len(prompts))])
     output = generate(
         model,
         ids.to(model.device),
@@ -362,7 +370,7 @@ class Seeds:
             return [beginning for beginning, _ in chosen]
         if kind == 1:
             return [
-                self._chat(f"{_QUESTIONS[i % len(_QUESTIONS)]}\n```python\n{source[:_MAX_CHARACTERS]}\n```")
+                self._chat(f"{question_of(turn, i)}\n```python\n{source[:_MAX_CHARACTERS]}\n```")
                 for i, (_, source) in enumerate(chosen)
             ]
         return [self._chat(question) for question in self._self_talk(model, shard)]

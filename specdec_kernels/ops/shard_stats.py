@@ -50,7 +50,8 @@ def shard_stats(
     -------
     ShardStats
         ``tile_max`` and ``tile_mass [batch, n, tiles]`` float32, ``argmax [batch, n]`` int64 (counted from the shard's
-        first id), ``status [batch, n]`` int32 (`Status.NAN` alone).
+        first id), ``status [batch, n]`` int32 (`Status.NAN` alone). ``SPECDEC_CHECK=1`` raises only in `merge_shards`,
+        on all ranks alike.
 
     Raises
     ------

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ...ops.arguments import CountTokensArguments
-from ...types import NO_ID, Status
+from ...types import NO_ID, Status, writing_to
 from .processors import flagged_lists
-from .rows import slots_upto, writing_to
+from .rows import slots_upto
 
 
 def count_tokens_(args: CountTokensArguments) -> Tensor:

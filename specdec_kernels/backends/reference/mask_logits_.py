@@ -7,8 +7,8 @@ import math
 from torch import Tensor
 
 from ...ops.arguments import MaskLogitsArguments
+from ...types import writing_to
 from .law import make_law, make_params, row_status
-from .rows import writing_to
 
 
 def mask_logits_(args: MaskLogitsArguments) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -29,11 +28,6 @@ def named(rows: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     if rows.shape[0] == 0:
         return rows.new_zeros(index.numel(), *rows.shape[1:]), none
     return rows[index.long().clamp(0, rows.shape[0] - 1)], none
-
-
-def writing_to(tensor: Tensor) -> AbstractContextManager[object]:
-    """Where a kernel writes to it: torch refuses to write to an inference tensor outside of inference mode."""
-    return torch.inference_mode() if tensor.is_inference() else nullcontext()
 
 
 def laid_out(draft: Tensor, accepted: Tensor, final: Tensor, num_tokens: Tensor) -> Tensor:

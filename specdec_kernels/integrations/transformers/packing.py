@@ -55,6 +55,11 @@ class PackedWeights:
         self.undo()
 
 
+def has_onednn() -> bool:
+    """Whether this build of torch has what packs weights."""
+    return bool(torch.backends.mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+
+
 def pack_linear_weights(model: nn.Module) -> PackedWeights:
     """Pack the weights of every plain `torch.nn.Linear` of `model`, for calls with any number of rows.
 
@@ -85,7 +90,7 @@ def pack_linear_weights(model: nn.Module) -> PackedWeights:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"pack_linear_weights: model must be an nn.Module, got {type(model).__name__}")
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+    if not has_onednn():
         raise ValueError("pack_linear_weights: this build of torch has no oneDNN, which does the packing")
     if model in _packed:
         raise ValueError(f"pack_linear_weights: this {type(model).__name__} is packed already; undo that first")
