@@ -516,6 +516,12 @@ def patch_of(page: str) -> str:
     return patch
 
 
+def test_the_readme_says_where_the_command_is_before_it_gives_one() -> None:
+    text = (ROOT / "README.md").read_text()
+    way, command = text.index(". .venv/bin/activate"), text.index("## Two commands")
+    assert command < way < re.compile(r"`specdec (env|check|plan)").search(text, command).start()  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("what", MOST_PLACES)
 def test_a_thing_is_added_in_few_places(what: str) -> None:
     """They are those of its page's patch, whose number CONTRIBUTING states, or else those that it names."""

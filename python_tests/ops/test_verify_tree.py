@@ -518,6 +518,17 @@ def test_a_cascade_at_temperature_0_needs_no_random_numbers(backend: Backend) ->
         backend.verify_tree(*given, target_law=sk.laws.Chow(0.1), params=cold)
 
 
+@pytest.mark.parametrize(("acceptance", "nodes"), [("typical", [2, 3]), ("sample", [1, -1])])
+def test_of_equal_siblings_the_first_counts_or_the_longest_path(
+    backend: Backend, acceptance: str, nodes: list[int]
+) -> None:
+    rows = torch.full((1, 4, 9), -20.0)
+    rows[0, 0, 5] = rows[0, 1:, 7] = 20.0
+    given = backend(rows, sk.DraftTree.from_parents([-1, 0, 0, 2]), torch.tensor([[0, 5, 5, 7]]))
+    out = backend.verify_tree(*given, acceptance=acceptance, uniform_samples=backend(torch.full((1, 4), 0.5)))
+    assert out.accepted_nodes.tolist() == [nodes]
+
+
 def test_rows_may_lie_far_apart(backend: Backend) -> None:
     """2^31 elements from the first to the last, of which nothing else is touched."""
     vocab, apart = 40, 1 << 30
