@@ -30,6 +30,7 @@ from examples.own_loop import LeanLlama
 from specdec_kernels.assets import prompts
 from specdec_kernels.decoding import DecodingState, StepResult
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS
+from specdec_kernels.files import write_whole
 from specdec_kernels.options import TEMPERATURE, existing
 
 LONGEST = AUTO_DRAFT_LENGTHS[-1]
@@ -155,7 +156,12 @@ def save(path: Path, answers: Answers) -> None:
             if (first := getattr(each[0], of)) is not None:
                 parts = [first, *(getattr(answer, of) for answer in each[1:])]
                 arrays[f"{at}/{of}"] = np.concatenate(parts).astype(np.int16)
-    np.savez_compressed(path, **arrays)
+
+    def write(made: Path) -> None:
+        with made.open("wb") as file:  # to the name of a file numpy would add its own ending
+            np.savez_compressed(file, **arrays)
+
+    write_whole(path, write)
 
 
 def load(path: Path) -> Answers:
@@ -223,9 +229,12 @@ def _measured(arguments: argparse.Namespace) -> None:
         }
         for (name, temperature, drafter), each in answers.items()
     ]  # fmt: skip
-    said = machine.save(arguments.output, arguments.name, rows, real_model.settings(arguments))
-    save(said.with_suffix(".npz"), answers)
-    print(f"written: {said.with_suffix('.npz')} and {said.name}")
+    folder = arguments.output or machine.RESULTS / machine.label()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{arguments.name}.npz"
+    save(path, answers)  # first: what says how answers were made never stands beside others
+    said = machine.save(folder, arguments.name, rows, real_model.settings(arguments))
+    print(f"written: {path} and {said.name}")
 
 
 if __name__ == "__main__":

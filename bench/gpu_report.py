@@ -14,7 +14,8 @@ profile     Nsight Compute on a few cases; only where asked for by name
 Parts are chosen by name and run in this order, each in a process with its own time limit; without names all but the
 last run, in half an hour. A part that fails stops no other; one whose time runs out is "not finished", which is no
 failure, and what it had is written. Nothing is installed. The results go to ``bench/results/<the GPU>``, with
-``report.json`` saying how every part ended; logs go to ``build/gpu-report``. The exit code is 0 if no part failed.
+``report.json`` saying when and how every part last ended, also those of earlier calls; logs go to
+``build/gpu-report``. The exit code is 0 if no part failed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from specdec_kernels.files import write_whole
 
 from .gpu import process
 
@@ -153,6 +156,13 @@ def find_machine(folder: Path | None, logs: Path) -> Machine | None:
     return Machine(name, capability, folder or Path(results), logs)
 
 
+def ended(name: str, status: str, code: int | None, seconds: float, said: Sequence[str] = ()) -> dict[str, Any]:
+    """How a part ended, now: its entry in ``report.json``."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"part": name, "date": now, "status": status, "exit_code": code, "seconds": round(seconds, 1),
+            "said": list(said)}  # fmt: skip
+
+
 def run_part(name: str, machine: Machine, seconds: float) -> dict[str, Any]:
     """Run one part; returns how it ended."""
     part = PARTS[name]
@@ -163,17 +173,30 @@ def run_part(name: str, machine: Machine, seconds: float) -> dict[str, Any]:
     )
     summary = outcome.tail(part.shown if status in ("passed", "absent") else max(part.shown, 30))
     print(summary, flush=True)
-    return {"part": name, "status": status, "exit_code": outcome.code, "seconds": round(outcome.seconds, 1),
-            "said": outcome.tail(part.said).splitlines()}  # fmt: skip
+    return ended(name, status, outcome.code, outcome.seconds, outcome.tail(part.said).splitlines())
+
+
+def earlier(path: Path, gpu: str) -> dict[str, Mapping[str, Any]]:
+    """How parts ended in earlier calls, by name; nothing if `path` holds no report of this GPU."""
+    try:
+        report = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    if not isinstance(report, dict) or report.get("gpu") != gpu:
+        return {}
+    # Older reports had one date for all their parts.
+    return {entry["part"]: {**entry, "date": entry.get("date", report.get("date"))} for entry in report["parts"]}
 
 
 def save(machine: Machine, results: Sequence[Mapping[str, Any]]) -> Path:
-    """Write ``report.json``: after each part, so that it is there whatever happens to the next."""
+    """Write ``report.json``: after each part, so that it is there whatever happens to the next. Parts of earlier calls
+    stay in it until they run again.
+    """
     machine.folder.mkdir(parents=True, exist_ok=True)
     path = machine.folder / "report.json"
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    report = {"gpu": machine.name, "capability": machine.capability, "date": now, "parts": results}
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    parts = {**earlier(path, machine.name), **{result["part"]: result for result in results}}
+    report = {"gpu": machine.name, "capability": machine.capability, "parts": list(parts.values())}
+    write_whole(path, lambda made: made.write_text(json.dumps(report, indent=1) + "\n"))
     return path
 
 
@@ -188,7 +211,7 @@ def run(names: Sequence[str], machine: Machine, budget: float | None = None) -> 
         left = deadline - time.monotonic()
         seconds = min(PARTS[name].limit, max(left - kept, min(left, PARTS[name].least)))
         if seconds < 1:
-            results.append({"part": name, "status": UNFINISHED, "exit_code": None, "seconds": 0.0})
+            results.append(ended(name, UNFINISHED, None, 0.0))
             continue
         print(f"\n=== {name} (at most {seconds:.0f} s)", flush=True)
         results.append(run_part(name, machine, seconds))

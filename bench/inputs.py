@@ -146,6 +146,7 @@ class PackedInputs:
     cu_num_draft_tokens: Tensor  # [batch + 1]
     seeds: Tensor  # [batch]
     uniform_samples: Tensor  # [total + batch]
+    draft_scores: Tensor  # [total, vocab], see `ChainInputs`
 
 
 @dataclass
@@ -325,7 +326,7 @@ def chain(case: Case, generator: torch.Generator, drafting: Drafting = drafted) 
 def packed(case: Case, generator: torch.Generator) -> PackedInputs:
     """One verify step whose sequences have 1 … num_draft draft tokens."""
     step = chain(case, generator)
-    assert step.draft_logits is not None and step.draft_stats is not None
+    assert step.draft_logits is not None and step.draft_stats is not None and step.draft_scores is not None
     device = generator.device
     lengths = torch.randint(1, case.num_draft + 1, (case.batch, 1), generator=generator, device=device)
     targets = torch.arange(case.num_draft + 1, device=device) <= lengths
@@ -335,7 +336,7 @@ def packed(case: Case, generator: torch.Generator) -> PackedInputs:
     return PackedInputs(
         step.target_logits[targets], step.draft_tokens[used], step.draft_logits[used],
         sk.RowStats(stats.values[used], stats.argmax[used], stats.status[used]), cu,
-        step.seeds, step.uniform_samples[targets],
+        step.seeds, step.uniform_samples[targets], step.draft_scores[used],
     )  # fmt: skip
 
 

@@ -70,3 +70,15 @@ def test_where_triton_is_faster_is_that_of_the_results() -> None:
         "under the block rule, and for `TokenV3` from 32 on."
     )
     assert sentence in prose(*BENCHMARKS)
+
+
+def test_what_calls_from_an_idle_device_take() -> None:
+    text = prose(*BENCHMARKS)
+    said = re.search(r"take (\d+) to (\d+) µs with the CUDA kernels, .{,60} and (\d+) to (\d+) with Triton's", text)
+    found = []
+    for provider in ("cuda", "triton"):
+        asked = (provider, "cold", "eager", 128256, 5)
+        keys = ("provider", "cache", "launch", "vocab", "num_draft")
+        rows = results("verify_chain", GPU)["rows"]
+        found.append([row["median_us"] for row in rows if tuple(row[key] for key in keys) == asked])
+    assert said and all(map(agrees, said.groups(), (end(of) for of in found for end in (min, max))))

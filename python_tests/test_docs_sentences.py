@@ -33,6 +33,16 @@ def test_what_means_would_say_instead_of_medians_is_of_the_results() -> None:
     assert said and all(map(agrees, said.groups(), (min(found), max(found), statistics.median(found))))
 
 
+def test_how_far_quartiles_lie_from_the_median_is_of_the_results() -> None:
+    said = re.search(r"machine was shared: our quartiles lie (\d+) to (\d+) % from the median", prose(*BENCHMARKS))
+    far = []
+    for op in ("verify_chain", "verify_tree"):
+        for row in results(op, AVX2)["rows"]:
+            if row["provider"] == "cpu" and row["cache"] == "cold":
+                far += [100 * abs(row[end] / row["median_us"] - 1) for end in ("q25_us", "q75_us")]
+    assert said and all(map(agrees, said.groups(), (min(far), max(far))))
+
+
 def test_readme_s_sentence_on_decoding_is_that_of_the_results() -> None:
     text = prose("README.md")
     said = re.search(

@@ -13,7 +13,7 @@ import bench.waiting  # noqa: F401  # isort: skip
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -70,9 +70,16 @@ def _run(arguments: argparse.Namespace, parts: Sequence[str]) -> None:
     def settings_of(task: str) -> list[str]:
         return arguments.settings or list(rules.DETAILED if task == "draft-lengths" else rules.SETTINGS)
 
-    def save(task: str, rows: Sequence[Row], **more: object) -> None:
+    def measure(task: str, sweep: Callable[..., list[Row]], **more: object) -> None:
+        """Replace the task's file once its sweep is over: until then the rows go into a file of their own."""
         settings = {"settings": settings_of(task), "threads": arguments.threads, "shares": shares[task], **more}
+        part = f"{task}.unfinished"
+        rows = sweep(
+            settings=settings_of(task), shares=shares[task],
+            save=lambda rows: machine.save(folder, part, rows, settings),
+        )  # fmt: skip
         machine.save(folder, task, rows, settings)
+        (folder / f"{part}.json").unlink()
 
     if {"train", "rewriting", "draft-lengths"} & set(parts):
         corpus = training.load_corpus()
@@ -81,22 +88,17 @@ def _run(arguments: argparse.Namespace, parts: Sequence[str]) -> None:
         several = task == "draft-lengths"
         lengths = generation.DRAFT_LENGTHS if several else (generation.DRAFT_LENGTH,)
         timed = 0 if several else arguments.timed
-        generation.sweep(
-            target, draft, corpus, settings_of(task), pairs=arguments.pairs, batch=arguments.batch, timed=timed,
-            shares=shares[task], draft_lengths=lengths,
-            save=partial(
-                save, task, pairs=arguments.pairs, batch=arguments.batch, timed=timed,
-                draft_length=lengths if several else lengths[0], target=str(recipes[0]), draft=str(recipes[1]),
-            ),
+        sizes = {"pairs": arguments.pairs, "batch": arguments.batch, "timed": timed}
+        measure(
+            task, partial(generation.sweep, target, draft, corpus, draft_lengths=lengths, **sizes), **sizes,
+            draft_length=lengths if several else lengths[0], target=str(recipes[0]), draft=str(recipes[1]),
         )  # fmt: skip
     if "next-token" in parts:
         held_out = next_token.held_out(arguments.positions)
-        next_token.sweep(
-            *held_out, settings_of("next-token"), shares=shares["next-token"],
-            save=lambda rows: save(
-                "next-token", rows, positions=len(held_out[2]), problems=len(set(held_out[3].tolist())),
-                target=assets.MODEL_NAME, draft="n-grams of the standard library and of the text",
-            ),
+        measure(
+            "next-token", partial(next_token.sweep, *held_out),
+            positions=len(held_out[2]), problems=len(set(held_out[3].tolist())),
+            target=assets.MODEL_NAME, draft="n-grams of the standard library and of the text",
         )  # fmt: skip
     if "report" in parts:
         for path in report.write(folder):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -95,12 +96,21 @@ def registered(batch: int, vocab: int, dtype: torch.dtype, device: str, backend:
     for op, builder in own.builders(backend).items():
         for case in {case.name: case for case in REGISTRY[op].cases([vocab], [batch])}.values():
             case = replace(case, dtype=dtype, drawn_before=True, device=device)
-            inputs = moved(REGISTRY[op].make(case, torch.Generator().manual_seed(vocab)), device)
+            rng = torch.Generator().manual_seed(vocab)
+            made = REGISTRY[op].make(case, rng)
+            for layer in getattr(made, "cache", ()):
+                for tensor in layer:
+                    tensor.normal_(generator=rng)  # among zeros, as they are timed, no row would be seen to move
+            inputs = moved(made, device)
             call = builder(case)
             assert call is not None
-            for place, found in enumerate(integers(call(inputs))):
+            output = call(inputs)
+            for place, found in enumerate(integers(output)):
                 yield f"{op} {case.name} {place}", found
-            yield from ((f"{op} {case.name} cache", torch.stack(layer)) for layer in getattr(inputs, "cache", ()))
+            for number, layer in enumerate(getattr(inputs, "cache", ())):
+                yield f"{op} {case.name} cache {number}", torch.stack(layer)
+            if op == "mask_logits_":
+                yield f"{op} {case.name} masked", output[1] == -math.inf
             if op == "count_tokens_":
                 yield f"{op} {case.name} lists", torch.stack([inputs.token_counts.ids, inputs.token_counts.counts])
 

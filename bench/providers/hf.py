@@ -93,7 +93,7 @@ def verify_packed(case: Case) -> Call | None:
         cu = step.cu_num_draft_tokens.tolist()
         for b, (start, end) in enumerate(zip(cu[:-1], cu[1:], strict=True)):
             target = step.target_logits[None, start + b : end + b + 1]
-            args = target, step.draft_tokens[None, start:end], prepare(step.draft_logits[None, start:end], warp)
+            args = target, step.draft_tokens[None, start:end], step.draft_scores[None, start:end]
             results.append(verify_one(*args, warp, False))
         return _stack(results, case.num_draft + 1)
 

@@ -1,6 +1,6 @@
 """One vLLM engine, in a process of its own, and what it answers: ``python -m integration_tests.vllm.engine NAME OUT``.
 
-`CASES` says what an engine is asked for, `DRAFTS` how it speculates; the answers are written as JSON.
+`answers` says what an engine is asked for, `DRAFTS` how it speculates; the answers are written as JSON.
 """
 
 from __future__ import annotations

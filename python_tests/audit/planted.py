@@ -272,7 +272,7 @@ def vllm_v1_draft(apart: bool) -> Callable[..., tuple[Tensor, Tensor]]:
 
     def draft(logits: Tensor, sampling_metadata: Any) -> tuple[Tensor, Tensor]:
         probs = logits.softmax(-1)
-        race = torch.empty_like(probs)
+        race = torch.empty_like(probs).exponential_()
         for i, generator in sampling_metadata.generators.items():
             mine = generator if apart else torch.Generator().set_state(generator.get_state())
             race[i].exponential_(generator=mine)

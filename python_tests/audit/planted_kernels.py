@@ -19,7 +19,7 @@ BLOCK = 8
 @triton.jit
 def _race(weights, ids, seed, offset):
     """The id that ``weights / times of arrival`` has its maximum at."""
-    u = tl.rand(seed, offset + ids)
+    u = tl.rand(seed, offset=offset + ids)
     times = tl.where(u < 0.05, u * (1 + u * (1 / 2 + u * (1 / 3 + u / 4))), -tl.log(1 - u))
     return tl.argmax(weights / times, 0)
 

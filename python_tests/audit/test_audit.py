@@ -379,7 +379,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["audit", wrong, "--cases", "beside", "--no-steps", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["lossless"] is False and [cause["name"] for cause in told["causes"]] == ["neighbours"]
-    assert told["verifier"] == wrong and [case["how"] for case in told["cases"]] == ["exact", "exact"]
+    assert told["verifier"] == wrong and {case["how"] for case in told["cases"]} == {"exact"}
     assert cli.main(["audit", right, "--cases", "two ids", "--no-steps"]) == 0
     assert capsys.readouterr().out.endswith("Lossless: yes.\n")
 

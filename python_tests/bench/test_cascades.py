@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,38 @@ def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
         report.write(tmp_path)
     assert __main__.main(["report", "--output", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"cascades: no result file in {tmp_path}\n"
+
+
+@pytest.mark.parametrize(
+    ("task", "module"), [("rewriting", generation), ("draft-lengths", generation), ("next-token", next_token)]
+)
+def test_a_published_result_is_replaced_by_a_whole_sweep_alone(
+    task: str, module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published, unfinished = tmp_path / f"{task}.json", tmp_path / f"{task}.unfinished.json"
+    published.write_text("as it was")
+    rows = [{"setting": "T = 0", "rule": "lossless"}, {"setting": "T = 1", "rule": "lossless"}]
+    interrupted, known = True, inspect.signature(module.sweep)
+
+    def sweep(*of: Any, save: Any, **how: Any) -> Any:
+        known.bind(*of, save=save, **how)
+        save(rows[:1])
+        if interrupted:
+            raise KeyboardInterrupt
+        save(rows)
+        return rows
+
+    monkeypatch.setattr(module, "sweep", sweep)
+    monkeypatch.setattr(training, "load_corpus", lambda: None)
+    monkeypatch.setattr(training, "load_model", lambda recipe, corpus: None)
+    monkeypatch.setattr(next_token, "held_out", lambda positions: (None, None, np.arange(4), np.arange(4)))
+    command = [task, "--threads", str(torch.get_num_threads()), "--output", str(tmp_path)]
+    assert __main__.main(command) == 130
+    assert published.read_text() == "as it was"
+    assert json.loads(unfinished.read_text())["rows"] == rows[:1]
+    interrupted = False
+    assert __main__.main(command) == 0
+    assert json.loads(published.read_text())["rows"] == rows and not unfinished.exists()
 
 
 def test_sizes_of_a_rehearsal_are_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

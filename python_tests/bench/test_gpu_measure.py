@@ -340,6 +340,37 @@ def test_a_rehearsal_writes_no_result(program: Any, asked: list[str]) -> None:
     assert not asked or "outside bench/results" in str(stopped.value)
 
 
+@pytest.mark.parametrize(
+    ("way", "code"), [("plain, graph", 1), ("transformers: plain", 0)], ids=["ours", "transformers"]
+)
+def test_a_decoding_loop_that_fails_counts_if_it_is_ours(
+    way: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the error's text names."""
+
+    def failing(length: int) -> decode.Ran:
+        raise RuntimeError("not captured: X (/a/transformers/b.py:1)")
+
+    def ways(*given: Any) -> Iterator[tuple[str, Any]]:
+        yield "lookup, graph", lambda length: decode.Ran(1.0, length, length)
+        yield way, failing
+
+    monkeypatch.setattr(decode, "ways", ways)
+    assert decode.main(["--rehearse", "--folder", str(tmp_path)]) == code
+    result = json.loads((tmp_path / "decode.json").read_text())
+    assert [row["way"] for row in result["rows"]] == ["lookup, graph"] * len(decode.BATCHES)
+    assert len(result["settings"]["failed"]) == len(decode.BATCHES)
+
+
+def test_a_verify_step_that_cannot_be_timed_counts_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*given: Any) -> float:
+        raise RuntimeError("/a/transformers/b.py")
+
+    monkeypatch.setattr(decode, "verify_us", failing)
+    monkeypatch.setattr(decode, "ways", lambda *given: [("plain, graph", lambda n: decode.Ran(1.0, n, n))])
+    assert decode.main(["--rehearse", "--folder", str(tmp_path)]) == 1
+
+
 def test_what_was_measured_is_written_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is killed leaves the rows of its journal in the result file."""
     journal = Journal(tmp_path / "journal")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import datetime
 import json
 import math
 import os
@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import gpu_report
+from bench import gpu_report, machine
 from bench import plot as draw_again
 from bench.gpu import (
     bench,
@@ -26,7 +25,6 @@ from bench.gpu import (
     clock,
     crossovers,
     decode,
-    exercise,
     grid,
     hardware,
     kernels,
@@ -38,7 +36,6 @@ from bench.gpu import (
     suite,
 )
 from bench.registry import REGISTRY
-from python_tests.ops.inputs import OPS
 
 SANITIZER = """#!/bin/sh
 echo "========= COMPUTE-SANITIZER $*"
@@ -164,6 +161,53 @@ def test_a_part_that_fails_or_hangs_stops_no_other(
     printed = capsys.readouterr().out
     assert "broken" in printed and "begun" in printed and "red" in printed
     assert gpu_report.run(["tests", "sanitizer", "bench", "ops"], machine, 6000) == 0  # those did not fail
+
+
+def test_a_report_keeps_the_parts_of_earlier_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, machine = tmp_path / "report.json", gpu_report.Machine("some gpu", "9.0", tmp_path, tmp_path)
+
+    def ran(*names: str, code: int = 0) -> dict[str, Any]:
+        parts = {name: gpu_report.Part(python(f"raise SystemExit({code})"), 60, 1) for name in names}
+        monkeypatch.setattr(gpu_report, "PARTS", parts)
+        gpu_report.run(names, machine, 6000)
+        report = json.loads(path.read_text())
+        assert report["gpu"] == "some gpu" and not list(tmp_path.glob("*.unfinished"))
+        assert all(datetime.datetime.fromisoformat(entry["date"]) for entry in report["parts"])
+        return {entry["part"]: entry for entry in report["parts"]}
+
+    first = ran("bench", "tests", code=1)
+    second = ran("build", "tests")
+    assert second["bench"] == first["bench"] and first["bench"]["status"] == "failed"
+    assert {name: entry["status"] for name, entry in second.items()} == {
+        "bench": "failed", "tests": "passed", "build": "passed"
+    }  # fmt: skip
+    path.write_text('{"gpu": "another", "parts": [{"part": "ops"}]}')
+    assert set(ran("build")) == {"build"}
+    path.write_text('{"gpu": "some')
+    assert set(ran("tests")) == {"tests"}
+
+
+def test_an_interrupted_report_is_the_last_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = gpu_report.Machine("some gpu", "9.0", tmp_path, tmp_path)
+    path = gpu_report.save(machine, [gpu_report.ended("bench", "passed", 0, 1.0)])
+    before, write_text = path.read_text(), Path.write_text
+
+    def interrupted(file: Path, text: str) -> None:
+        write_text(file, text[:9])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gpu_report.save(machine, [])
+    assert path.read_text() == before
+
+
+def test_a_report_of_one_date_gives_it_to_its_parts() -> None:
+    """As the committed one is."""
+    path = machine.RESULTS / "nvidia-h100-80gb-hbm3/report.json"
+    found = gpu_report.earlier(path, json.loads(path.read_text())["gpu"])
+    assert {"build", "bench", "tests"} <= set(found)
+    assert all(datetime.datetime.fromisoformat(entry["date"]) for entry in found.values())
 
 
 def test_later_parts_keep_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +346,12 @@ def test_sanitizer_errors_and_hangs_are_seen(
     hangs = "#!/bin/sh\necho '========= Invalid read'\necho begun\nexec sleep 600\n"
     code, printed = sanitized(tools, tmp_path, hangs, capsys)
     assert code == 1 and "ERRORS" in printed
+    none = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
+    code, printed = sanitized(tools, tmp_path, f"#!/bin/sh\necho '{none}'\necho begun\nexec sleep 600\n", capsys)
+    assert code == process.UNFINISHED and "no error so far" in printed
+    race = "========= Error: Race reported between Write access at walk+0x10 and Read access at walk+0x20 [4 hazards]"
+    code, printed = sanitized(tools, tmp_path, f"#!/bin/sh\necho '{race}'\necho begun\nexec sleep 600\n", capsys)
+    assert code == 1 and "ERRORS" in printed
     monkeypatch.setattr(
         sanitizer, "steps", lambda rehearse: [(tool, ("-c", ""), 1.0) for tool in ("racecheck", "memcheck")]
     )
@@ -335,53 +385,6 @@ def test_profile_reports_what_it_does_not_get(
     assert re.search(r"0 kernels, not finished in \d+ s", capsys.readouterr().out)
 
 
-def test_exercise_reaches_every_op_and_sees_a_difference(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exercise.main("--backend cpu --device cpu --most-shapes 1".split()) == 0
-    names = [name for name, _ in exercise.calls((1, 1, 33), torch.float32, "cpu", "cpu")]
-    words = {*OPS, "token", "block", "match", "one-hot", "packed", "greedy", "tree"}
-    floats = {"warp_probs", "merge_shards"}  # they give no integers: they are only run
-    missing = words - floats - {name.split()[0] for name in names}
-    assert not missing, (
-        f"bench.gpu.exercise compares no integers of {missing}: only what gives none is to be in `floats`"
-    )
-
-
-def test_exercise_fails_where_results_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    def calls(shape: Any, dtype: Any, device: str, backend: str) -> Iterator[tuple[str, torch.Tensor]]:
-        yield "any", torch.zeros(4, 2) if backend == "reference" else torch.ones(4, 2)
-
-    monkeypatch.setattr(exercise, "calls", calls)
-    assert exercise.main("--backend cpu --device cpu".split()) == 1
-
-
-def test_exercise_does_not_let_one_name_hide_among_many(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def calls(shape: Any, dtype: Any, device: str, backend: str) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from ((f"right {i}", torch.zeros(4, 2)) for i in range(200))
-        yield "wrong", torch.zeros(4, 2) if backend == "reference" else torch.ones(4, 2)
-
-    monkeypatch.setattr(exercise, "calls", calls)
-    assert exercise.main("--backend cpu --device cpu".split()) == 1
-    assert f"WRONG: wrong, {4 * len(exercise.SHAPES)} of {4 * len(exercise.SHAPES)}" in capsys.readouterr().out
-
-
-def test_exercise_wants_the_same_of_every_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[str] = []
-
-    def calls(shape: Any, dtype: Any, device: str, backend: str) -> Iterator[tuple[str, torch.Tensor]]:
-        yield "any", torch.full((500, 1), int(device == "cpu" and backend == "cuda" and used[-1] == "early"))
-
-    @contextlib.contextmanager
-    def forced(way: str) -> Iterator[None]:
-        used.append(way)
-        yield
-
-    monkeypatch.setattr(exercise, "calls", calls)
-    monkeypatch.setattr(strategy, "forced", forced)
-    assert exercise.main("--device cpu --most-shapes 1".split()) == 1
-
-
 def test_a_replay_must_give_what_the_call_gave() -> None:
     with rehearsal.pretended(), rehearsal.stand_ins():
         count = iter(range(9))
@@ -389,26 +392,6 @@ def test_a_replay_must_give_what_the_call_gave() -> None:
         with pytest.raises(ValueError, match="a replayed call gives something else"):
             clock.capture(call, [torch.zeros(2)], [(torch.zeros(2),)])
         clock.capture(lambda x: (x,), [torch.zeros(2)], [(torch.zeros(2),)])
-
-
-def test_exercise_goes_through_the_strategies(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    class Library:
-        def __init__(self, path: str) -> None:
-            assert path.endswith("_C_cuda.so")
-
-        def specdec_cuda_force_strategy(self, number: int) -> None:
-            asked.append(number)
-
-        def specdec_cuda_allow_overlap(self, allow: int) -> None:
-            assert allow == 1
-
-    monkeypatch.setattr(strategy.ctypes, "CDLL", Library)
-    monkeypatch.setattr(strategy, "_library", strategy._library.__wrapped__)
-    monkeypatch.setattr(exercise, "calls", lambda *arguments: iter([("any", torch.zeros(1, 1))]))
-    assert exercise.main(["--device", "cpu"]) == 0
-    assert asked == [0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0] * len(exercise.SHAPES)
 
 
 def layouts(times: dict[int, tuple[float, ...]], case: str = "T=1", overlap: bool = True) -> list[dict[str, Any]]:

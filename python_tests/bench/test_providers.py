@@ -11,7 +11,7 @@ import torch
 import specdec_kernels as sk
 from bench import inputs
 from bench.inputs import Case
-from bench.providers import PROVIDERS
+from bench.providers import PROVIDERS, hf
 from bench.providers.eager import law, narrow_warp, warp
 from bench.registry import REGISTRY
 from bench.run import build
@@ -149,6 +149,30 @@ def test_first_token_has_the_target_law(rule: str, name: str) -> None:
     seen = first[:, 0].bincount(minlength=7)
     assert seen[~possible].sum() == 0
     assert scipy.stats.chisquare(seen[possible], count * expected[possible] / expected.sum()).pvalue > 1e-4
+
+
+def test_transformers_is_given_the_packed_draft_processed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it keeps it from drafting: a timed call warps the target's rows alone."""
+    case = replace(next(c for c in cases("verify_packed") if c.name == "truncated"), batch=60)
+    case = replace(case, params=sk.SamplingParams(0.8, 6, 0.7))
+    step = a_set(case)
+    warp, warped = hf.warpers(case.params), []
+
+    def counting(scores: torch.Tensor) -> torch.Tensor:
+        warped.append(scores.clone())
+        return warp(scores)
+
+    monkeypatch.setattr(hf, "warpers", lambda params: counting)
+    torch.manual_seed(5)
+    tokens, accepted = hf.verify_packed(case)(step)
+    assert torch.equal(torch.cat(warped), step.target_logits)
+    torch.manual_seed(5)
+    cu = step.cu_num_draft_tokens.tolist()
+    for b, (start, end) in enumerate(zip(cu[:-1], cu[1:], strict=True)):
+        target = step.target_logits[None, start + b : end + b + 1]
+        draft = hf.prepare(step.draft_logits[None, start:end], warp)
+        wanted, count = hf.verify_one(target, step.draft_tokens[None, start:end], draft, warp, False)
+        assert tokens[b, : count + 1].tolist() == wanted[0].tolist() and accepted[b] == count
 
 
 @pytest.mark.parametrize("params", [PLAIN, sk.SamplingParams(0.8, 50, 0.9), sk.SamplingParams(0.8, 6, 0.7)])

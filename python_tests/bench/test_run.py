@@ -49,6 +49,7 @@ def test_packed_inputs_are_the_chain_s_rows() -> None:
     for b, (start, end) in enumerate(zip(cu[:-1], cu[1:], strict=True)):
         assert 1 <= end - start <= case.num_draft
         assert torch.equal(step.draft_tokens[start:end], whole.draft_tokens[b, : end - start])
+        assert torch.equal(step.draft_scores[start:end], whole.draft_scores[b, : end - start])
         assert torch.equal(step.target_logits[start + b : end + b + 1], whole.target_logits[b, : end - start + 1])
         assert torch.equal(step.uniform_samples[start + b : end + b + 1], whole.uniform_samples[b, : end - start + 1])
 

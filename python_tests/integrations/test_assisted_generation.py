@@ -163,13 +163,22 @@ def test_a_processor_never_sees_a_text_that_it_has_excluded(drafted: str) -> Non
     assert set(seen) == {0, 1}
 
 
+@pytest.mark.parametrize("option", [{"min_new_tokens": 9}, {"return_dict_in_generate": True, "output_scores": True}])
+def test_prompts_of_int32(option: dict[str, Any]) -> None:
+    model, _ = PAIRS["llama"]()
+    ids = prompts(7)[0].int()
+    how = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True} | option
+    plain = model.generate(ids, **how)
+    with assisted_generation():
+        found = model.generate(ids, prompt_lookup_num_tokens=3, **how)
+    assert torch.equal(found.sequences, plain.sequences)
+
+
 def test_padding_anywhere() -> None:
     """A prompt padded on the right continues after its last real token, as it would alone."""
     model, _ = PAIRS["llama"]()
     ids, mask = prompts(4, 9, 6, 7)
-    alone = [model.generate(row[keep == 1][None], max_new_tokens=12) for row, keep in zip(ids, mask, strict=True)]
-    for moved in (ids.flip(1), ids.roll(-2, 1)):
-        where = mask.flip(1) if moved is not ids and torch.equal(moved, ids.flip(1)) else mask.roll(-2, 1)
+    for moved, where in ((ids.flip(1), mask.flip(1)), (ids.roll(-2, 1), mask.roll(-2, 1))):
         texts = [row[keep == 1] for row, keep in zip(moved, where, strict=True)]
         alone = [model.generate(text[None], max_new_tokens=12, do_sample=False)[0, len(text) :] for text in texts]
         with assisted_generation():
@@ -534,6 +543,25 @@ def test_the_same_range_everywhere() -> None:
     assert f'"transformers>={major}.{oldest},<{major}.{newest + 1}"' in (root / "pyproject.toml").read_text()
     tested = re.search(r"^HF_VERSIONS := (.*)", (root / "Makefile").read_text(), re.MULTILINE)
     assert tested and [v.rpartition(".")[0] for v in tested[1].split()] == [f"{major}.{oldest}", f"{major}.{newest}"]
+
+
+def test_leaving_another_threads_block_keeps_ones_own() -> None:
+    """And one that was entered later."""
+    first, second = (assisted_generation(num_speculative_tokens=number) for number in (1, 2))
+    thread = threading.Thread(target=first.__enter__)
+    thread.start()
+    thread.join()
+    with assisted_generation(num_speculative_tokens=7):
+        first.__exit__(None, None, None)
+        own = patch._mine.get()
+        assert own is not None and own["num_speculative_tokens"] == 7
+    first = assisted_generation(num_speculative_tokens=1)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    own = patch._mine.get()
+    assert own is not None and own["num_speculative_tokens"] == 2
+    second.__exit__(None, None, None)
 
 
 def test_a_block_may_be_left_by_another_thread() -> None:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ class Case:
     name : str
     problem : ChainProblem or TreeProblem
     beside : ChainProblem or None
-        What every second row of the batch is taken from; None: the batch is of one kind.
+        What every second row of the batch is taken from, also the first and the last; None: it is of one kind.
     also : tuple of Problem
         The same step with ties at a border of top-k or top-p broken in other ways, equally valid.
     """
@@ -89,7 +90,17 @@ def chains() -> tuple[Case, ...]:
         )
         for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.6))
     )
-    short = _random(3, 1, 40)
+    short, long = _random(3, 1, 40), _random(3, 2, 36)
+    greedy, both_k, both_p, hot, hot_k = (
+        dict[str, Any](params=of, draft_params=of)
+        for of in (
+            GREEDY,
+            SamplingParams(top_k=2),
+            SamplingParams(top_p=0.7),
+            SamplingParams(1.5, top_p=0.7),
+            SamplingParams(1.5, top_k=4, top_p=0.7),
+        )
+    )
     return (
         Case("a draft token that cannot be", _one((0.0, 1.0), (0.5, 0.5))),
         Case("two ids", _one((0.3, 0.7), (0.6, 0.4))),
@@ -109,14 +120,19 @@ def chains() -> tuple[Case, ...]:
         Case("two ids, two drafted", _random(2, 2, 18)),
         Case("temperature 0.6", _random(3, 1, 20, params=SamplingParams(0.6), draft_params=SamplingParams(0.6))),
         Case("draft hotter than the target", _random(3, 1, 22, params=SamplingParams(0.8), draft_params=flat)),
-        Case("top-k 2", _random(4, 1, 24, params=SamplingParams(top_k=2), draft_params=SamplingParams(top_k=2))),
+        Case("top-k 2", _random(4, 1, 24, **both_k)),
         Case("top-p, draft drawn without it", _random(4, 1, 26, params=cut, draft_params=wide)),
         Case("draft cut, target not", _random(4, 1, 28, params=wide, draft_params=SamplingParams(top_k=2))),
+        Case("top-p of what a temperature leaves", _random(5, 1, 50, **hot)),
+        Case("top-p of what top-k leaves", _random(5, 1, 78, **hot_k)),
         Case("three ids, two drafted", _random(3, 2, 30)),
         Case("one-hot drafts, two drafted", ChainProblem(_rows(3, 3, 32), None)),
         Case("two ids, three drafted", _random(2, 3, 34)),
-        Case("beside a shorter draft", _random(3, 2, 36), beside=short),
-        Case("beside a greedy sequence", _random(3, 1, 38), beside=replace(short, params=GREEDY, draft_params=GREEDY)),
+        Case("beside a shorter draft", long, beside=short),
+        Case("beside a longer draft", short, beside=long),
+        Case("beside a greedy sequence", _random(3, 1, 38), beside=replace(short, **greedy)),
+        Case("greedy, beside one that is not", replace(short, **greedy), beside=_random(3, 1, 38)),
+        Case("top-k 2, beside top-p", _random(4, 1, 42, **both_k), beside=_random(4, 1, 44, **both_p)),
     )
 
 

@@ -28,6 +28,10 @@ _CHECKED, _CHECKED_KERNELS = 600, 200
 """Random noises that the boxes found must predict; fewer for interpreted kernels, as they are slow."""
 _KERNEL_ROWS = 64
 """Rows of interpreted kernels at once: what they teach saves later ones."""
+_MOST_CUTS, _FOLLOWED = 4, 8
+"""How often boxes are sought, and the random noises that those before did not predict from which they then are."""
+_ALONE = 40
+"""Rows that are also asked about one by one."""
 _BASE, _FIRST, _NEVER = 2.0**-10, 1e-30, 1e30
 """When ids of a race arrive. In a kernel with float32 uniforms `_NEVER` becomes 16.6, which is 2**14 times `_BASE`."""
 _OCTAVES, _HALVINGS = 60.0, 36
@@ -100,7 +104,7 @@ class Bisection:
         Ids, and tokens that are emitted at most.
     rng : numpy.random.Generator
     other : Step, optional
-        The step that every second row of a batch is taken from.
+        The step that every second row of a batch is taken from, the first and the last among them.
     position : int
         Of the first draft token.
 
@@ -114,6 +118,8 @@ class Bisection:
         Of the uniforms.
     messages : list of str
         What went wrong; an outcome −1 − i is the i-th.
+    alone : float
+        The share of rows that come out otherwise in a call of their own, as far as that was looked at.
     """
 
     def __init__(
@@ -123,12 +129,14 @@ class Bisection:
         self.signature, self.emit, self.step, self.vocab, self.width = signature, emit, step, vocab, width
         self.rng, self.other, self.position = rng, other, position
         self._likely = np.full(step.batch, 1 / step.batch)  # how often a path is drafted, as far as that is known
-        self.given = signature.uniforms(step.target_probs.shape[1])
+        widest = max(each.target_probs.shape[1] for each in (step, other or step))
+        self.given = signature.uniforms(widest)
         self.batched = signature.batched
         self.kinds: list[str] = []
         self.labels: dict[Label, int] = {}
         self.dtypes: set[torch.dtype] = set()
         self.messages: list[str] = []
+        self.alone = 0.0
         self._interpreted = False
         self._learns = not self.given and other is None  # a row's outcome depends on nothing but what kernels asked for
         self._known: dict[int, _Node] = {}
@@ -137,24 +145,24 @@ class Bisection:
 
     def _ask(self, path: Int64, uniforms: Float64, races: dict[int, Float64] | None, replaced: bool) -> Int64:
         """The outcomes of one call: codes of the tokens emitted (base vocab + 1, −1 as 0), or −1 − a message."""
-        step = self.step.take(path)
+        step, asked_for, of = self.step.take(path), slice(None), np.arange(len(path))
         if self.other is not None:
-            step = step.beside(self.other.take(self.rng.integers(0, self.other.batch, len(path))))
-        rows = step.batch
-        each = rows // len(path)
-        own = np.repeat(uniforms, each, 0)
+            others = self.rng.integers(0, self.other.batch, len(path) + 1)
+            step, asked_for = step.beside(self.other.take(others)), slice(1, None, 2)
+            of = np.minimum(np.arange(step.batch) // 2, len(path) - 1)
+        rows, own = step.batch, uniforms[of]
         step.uniforms = torch.from_numpy(own[:, : self.given].astype(np.float32))
         seeds = self.rng.integers(0, 2**62, rows)
         step.seeds = torch.from_numpy(seeds)
         step.positions = torch.full((rows,), self.position)
-        spread = {c: np.repeat(t, each, 0) for c, t in (races or {}).items()}
+        spread = {c: t[of] for c, t in (races or {}).items()}
         if not replaced:
             tokens = self.emit(step)
         elif self.signature.keyed:
             with KernelNoise(own[:, self.given :], seeds, self.vocab, self.labels, self.kinds, spread) as asked:
                 tokens = self.emit(step)
             self._interpreted |= asked.interpreted
-            codes = self._codes(tokens.cpu().numpy()[each - 1 :: each])
+            codes = self._codes(tokens.cpu().numpy()[asked_for])
             for row in range(rows if self._learns else 0):
                 self._learn(int(path[row]), _Numbers(own[row], spread, row), asked.asked[row], int(codes[row]))
             return codes
@@ -166,7 +174,7 @@ class Bisection:
             if len(noise.kinds) > len(self.kinds):
                 self.kinds = noise.kinds
             self.dtypes |= noise.dtypes
-        return self._codes(tokens.cpu().numpy()[each - 1 :: each])
+        return self._codes(tokens.cpu().numpy()[asked_for])
 
     def _learn(self, path: int, numbers: _Numbers, asked: list[int], code: int) -> None:
         """Note which numbers an outcome depends on: those asked for."""
@@ -270,16 +278,31 @@ class Bisection:
         `hidden`: see `pieces`. `like`: what may be found again, as it was at another position. Raises `UnknownNoise`
         where there are no boxes.
         """
+        try:
+            self._begin()
+        except UnknownNoise:
+            if not self.batched or self.labels:
+                raise
+            self.batched = False  # its numbers are none of one row each, unless there is one row
+            self._begin()
+        if like is not None and like.axes == self._axes() and {*like.race.tolist()} <= {-1, *self._races()}:
+            if not self._surprises(like):
+                return like
+        surprises: list[tuple[int, list[int]]] = []
+        for _ in range(_MOST_CUTS):
+            found = Found(*self._cut(hidden, surprises))
+            new = self._surprises(found)
+            if not new:
+                return found
+            hidden, surprises = True, [*surprises, *new[:_FOLLOWED]]
+        raise UnknownNoise("no boxes")
+
+    def _begin(self) -> None:
+        """See how many numbers it asks for, and that these are all that an outcome depends on."""
         num_paths = self.step.batch
         paths = np.arange(num_paths)
-        for level in (0.5, 0.0, 1 - 2.0**-24):  # how many numbers it asks for
-            try:
-                self.codes(paths, np.full((num_paths, self._columns()), level))
-            except UnknownNoise:
-                if not self.batched or self.labels:
-                    raise
-                self.batched = False
-                self.codes(paths, np.full((num_paths, self._columns()), level))
+        for level in (0.5, 0.0, 1 - 2.0**-24):
+            self.codes(paths, np.full((num_paths, self._columns()), level))
         if self.signature.keyed and not (self.labels or self._interpreted):
             raise UnknownNoise("keyed by seeds")
         path = np.tile(paths, 1 + self._checked // 3 // num_paths)
@@ -288,14 +311,6 @@ class Bisection:
         self._known.clear()
         if (first != self.codes(path, same)).any():
             raise UnknownNoise("numbers from elsewhere")
-        if like is not None and like.axes == self._axes() and {*like.race.tolist()} <= {-1, *self._races()}:
-            if self._predicts(like):
-                return like
-        for attempt in (hidden, True):
-            found = Found(*self._cut(attempt))
-            if self._predicts(found):
-                return found
-        raise UnknownNoise("no boxes")
 
     @property
     def _checked(self) -> int:
@@ -311,7 +326,9 @@ class Bisection:
         """The columns that are no races."""
         return [*range(self.given), *(self.given + i for i, kind in enumerate(self.kinds) if kind != "race")]
 
-    def _cut(self, hidden: bool) -> tuple[Pieces, list[int], Int64, Float64, Int64]:
+    def _cut(
+        self, hidden: bool, surprises: list[tuple[int, list[int]]]
+    ) -> tuple[Pieces, list[int], Int64, Float64, Int64]:
         """Boxes of the numbers that are no races; of each the race that decides, its weights and winners' outcomes."""
         axes: list[int] = []
 
@@ -326,8 +343,9 @@ class Bisection:
             axes = self._axes()
             if len(axes) > _MOST_COLUMNS:
                 raise UnknownNoise(f"{len(axes)} random numbers")
+            through = [(path, [point[axis] for axis in axes or [0]]) for path, point in surprises]
             try:
-                found = pieces(run, self.step.batch, max(len(axes), 1), hidden)
+                found = pieces(run, self.step.batch, max(len(axes), 1), hidden, through=through)
             except ValueError as error:
                 raise UnknownNoise("no boxes") from error
             if axes == self._axes():
@@ -378,8 +396,8 @@ class Bisection:
                 weights[rest, v] = 2.0**low
         return decides, weights / weights.sum(1, keepdims=True), winners
 
-    def _predicts(self, found: Found) -> bool:
-        """Whether random numbers have the outcomes that the boxes say."""
+    def _surprises(self, found: Found) -> list[tuple[int, list[int]]]:
+        """Those of some random numbers, with their paths, whose outcomes are others than the boxes say."""
         path = self.rng.choice(self.step.batch, self._checked, p=self._likely)
         points = self.rng.integers(0, LATTICE, (len(path), self._columns())) / LATTICE
         arrivals = {race: self.rng.exponential(size=(len(path), self.vocab)) for race in self._races()}
@@ -391,7 +409,20 @@ class Bisection:
         chances = found.weights[box] / times
         order = np.sort(chances, 1)
         close = order[:, -2] > order[:, -1] * (1 - 1e-5)
-        return bool((close | (found.winners[box, chances.argmax(1)] == seen)).all())
+        others = np.flatnonzero(~close & (found.winners[box, chances.argmax(1)] != seen))
+        if not len(others) and self.batched and not self.labels:
+            self.alone = self._alone(path[:_ALONE], points[:_ALONE], {c: t[:_ALONE] for c, t in arrivals.items()}, seen)
+        return [(int(path[i]), (points[i] * LATTICE).astype(np.int64).tolist()) for i in others]
+
+    def _alone(self, path: Int64, points: Float64, races: dict[int, Float64], seen: Int64) -> float:
+        """The share of rows whose outcome is another one in a call of their own."""
+        self.batched = False
+        try:
+            return float((self.codes(path, points, races) != seen[: len(path)]).mean())
+        except UnknownNoise:  # it asks for others there
+            return 0.0
+        finally:
+            self.batched = True
 
 
 @dataclass

@@ -93,7 +93,10 @@ class Extractor(Bisection):
                 found = self.find(isinstance(self.problem, TreeProblem)).boxes()
             except UnknownNoise:
                 return self._sampled(samples)
-            return self._assembled(found.code, found.volume, found.path, found.at_ends)
+            joint = self._assembled(found.code, found.volume, found.path, found.at_ends)
+            if self.alone:
+                joint.failures["a sequence alone comes out otherwise than in a batch"] = self.alone
+            return joint
 
     def _assembled(self, codes: Int64, volumes: Float64, owner: Int64, at_ends: Bool) -> Joint:
         _, weights = self.problem.paths()

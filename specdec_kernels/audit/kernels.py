@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Hashable, Mapping
 from contextlib import ExitStack
@@ -70,6 +71,8 @@ class KernelNoise:
         def answer(called: Any, *args: Any, **kwargs: Any) -> Any:
             name = called.fn.__module__, called.fn.__name__
             if name in _ANSWERED:
+                if kwargs:  # in the order of the function's own
+                    args = inspect.signature(called.fn).bind(*args, **kwargs).args
                 return self._answer(interpreter, name, args)
             if name[0] == "triton.language.random" and name[1] in _UNKNOWN:
                 raise UnknownNoise(f"Triton's {name[1]}")

@@ -79,11 +79,10 @@ class Loop:
 
 
 class LoopRunner:
-    """A loop of steps around a verifier and its drafter."""
+    """A loop of steps around a verifier and its drafter; `seeded`: each request has a generator."""
 
-    def __init__(self, signature: Signature, samples: int, seed: int) -> None:
-        self.signature = signature
-        self.seeded = signature.name == "vllm-v1" and signature.draft is not None
+    def __init__(self, signature: Signature, samples: int, seed: int, seeded: bool = False) -> None:
+        self.signature, self.seeded = signature, seeded
         most = samples if signature.batched else 2000
         self.samples = min(samples, _MOST_GENERATORS if self.seeded else most)
         self.rng = np.random.default_rng(seed)
@@ -132,7 +131,8 @@ class LoopRunner:
         while len(left):
             part = left[: self._most]
             try:
-                found.append(call(step if len(part) == step.batch else step.take(part)).cpu().numpy())
+                # A copy: a verifier may give the same buffer at every call.
+                found.append(np.array(call(step if len(part) == step.batch else step.take(part)).cpu()))
                 left = left[len(part) :]
             except Exception:
                 if len(part) == 1:
@@ -206,8 +206,12 @@ def loops(signature: Signature, samples: int, seed: int, tolerance: float) -> li
             return [_exactly(signature, *shape, seed, tolerance) for shape in composed.SHAPES]
         except UnknownNoise:
             pass
-    runner = LoopRunner(signature, samples, seed)
-    name = _name(TOKENS, _NUM_DRAFT, signature)
+    ways = (False, True) if signature.name == "vllm-v1" else (False,)
+    return [_sampled(LoopRunner(signature, samples, seed, seeded), seed) for seeded in ways]
+
+
+def _sampled(runner: LoopRunner, seed: int) -> Loop:
+    name = _name(TOKENS, _NUM_DRAFT, runner.signature) + ", seeded requests" * runner.seeded
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -215,11 +219,11 @@ def loops(signature: Signature, samples: int, seed: int, tolerance: float) -> li
             distance, p_value = runner.judged(tokens)
             cause = None if p_value > LEVEL else _cause(runner, first)
     except composed.Failure as error:
-        return [Loop(name, runner.vocab, runner.samples, 1.0, 0.0, failure=str(error))]
+        return Loop(name, runner.vocab, runner.samples, 1.0, 0.0, failure=str(error))
     except Exception as error:
         failure = f"it raises {type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
-        return [Loop(name, runner.vocab, runner.samples, 1.0, 0.0, failure=failure)]
-    return [Loop(name, runner.vocab, runner.samples, distance, p_value, cause)]
+        return Loop(name, runner.vocab, runner.samples, 1.0, 0.0, failure=failure)
+    return Loop(name, runner.vocab, runner.samples, distance, p_value, cause)
 
 
 def _name(tokens: int, num_draft: int, signature: Signature) -> str:

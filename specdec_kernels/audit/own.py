@@ -121,7 +121,9 @@ def _of(case: Case, verify: Verify) -> Verify:
             draft_params=_each(other.draft_params, draft_params, batch, device),
             num_draft_tokens=torch.tensor(lengths, dtype=torch.int32, device=device).repeat(batch),
         )  # fmt: skip
-        return out._replace(tokens=out.tokens[1::2, :width], num_tokens=out.num_tokens[1::2])
+        tokens = out.tokens[1::2]
+        assert bool((tokens[:, width:] == -1).all()), "more tokens than a step can give"
+        return out._replace(tokens=tokens[:, :width], num_tokens=out.num_tokens[1::2])
 
     return beside
 

@@ -76,8 +76,9 @@ class Step:
         return taken
 
     def beside(self, other: Step) -> Step:
-        """A batch in which the rows of `other` and these alternate, `other`'s first."""
-        index = np.arange(2 * self.batch) // 2 + np.arange(2 * self.batch) % 2 * self.batch
+        """A batch in which rows of `other`, one more than these, and these alternate: `other`'s are first and last."""
+        rows = np.arange(2 * self.batch + 1)
+        index = rows // 2 + rows % 2 * other.batch
         return self._of([other, self], lambda tensors: _cat(tensors)[index])
 
     @staticmethod

@@ -21,10 +21,11 @@ device. Different on purpose, in every function:
   of outputs, it may also have one per output. An index that names no row gives −1, which ``return_valid`` says as well.
 - Functions that renormalise rows turn one without any mass into zeros.
 
-Rows are read in place and as they are, logits or probabilities (float64 as float32): `indices` is `sample`'s
-`row_index`. Functions that renormalise rows make the logarithm of probabilities, a float32 tensor of the same size;
-`filter_apply_order` "joint" copies the rows, as their logarithm where they are probabilities. Tokens are made as int64
-and cast: for a few integers a row, a second type in every kernel would not pay.
+Rows are read in place and as they are, logits or probabilities: `indices` is `sample`'s `row_index`. (Of float64, and
+of probabilities in half precision, a float32 copy is made.) Functions that renormalise rows make the logarithm of
+probabilities, a float32 tensor of the same size; `filter_apply_order` "joint" copies the rows, as their logarithm where
+they are probabilities. Tokens are made as int64 and cast: for a few integers a row, a second type in every kernel would
+not pay.
 """
 
 from __future__ import annotations
@@ -375,8 +376,8 @@ def chain_speculative_sampling(
     -------
     tuple of Tensor
         ``[batch, num_draft + 1]`` int32 tokens, padded with −1; how many draft tokens would be accepted each on its own
-        (those after a rejection too); how many were emitted, the token after them not counted. A row that is unusable
-        gives a defined id, which ends the sequence's tokens.
+        (those after a rejection too, by their rows as given, not divided by their sums); how many were emitted, the
+        token after them not counted. A row that is unusable gives a defined id, which ends the sequence's tokens.
 
     Raises
     ------

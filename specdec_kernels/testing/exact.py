@@ -11,7 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import ID_DTYPES, check_array, check_callable, check_device, check_flag, check_instance, check_int
+from ..checks import (
+    ID_DTYPES,
+    check_array,
+    check_callable,
+    check_device,
+    check_flag,
+    check_instance,
+    check_int,
+    check_sequence,
+)
 from .laws import Float64, Int64
 from .problems import LATTICE, ChainProblem, TreeProblem, Verify
 
@@ -255,11 +264,15 @@ def _continuation(laws: Sequence[Float64], prefix: tuple[int, ...]) -> Float64:
     return joint
 
 
-def pieces(run: Run, num_paths: int, width: int, hidden: bool = False, ways: int = 2) -> Pieces:
+def pieces(
+    run: Run, num_paths: int, width: int, hidden: bool = False, ways: int = 2,
+    through: Sequence[tuple[int, Sequence[int]]] = (),
+) -> Pieces:  # fmt: skip
     """Cut the cube of uniforms of every path into boxes of constant outcome.
 
     `hidden`: also look for breakpoints that show only while the other uniforms are inside their range. `ways`: how many
-    parts an interval whose ends differ is divided into, >= 2.
+    parts an interval whose ends differ is divided into, >= 2. `through`: paths and points ``[width]`` in their cubes,
+    in units of 2**-24, from which to look as well: there the outcome is another one than boxes found before say.
 
     Raises
     ------
@@ -272,12 +285,20 @@ def pieces(run: Run, num_paths: int, width: int, hidden: bool = False, ways: int
     check_int("pieces", "width", width, 1, MAX_WIDTH)
     check_flag("pieces", "hidden", hidden)
     check_int("pieces", "ways", ways, 2, LATTICE)
+    check_sequence("pieces", "through", through, tuple, "(path, point)", least=0)
+    for number, point in through:
+        check_int("pieces", "through", number, 0, num_paths - 1)
+        for at in point:
+            check_int("pieces", "through", at, 0, LATTICE - 1)
     run = _checked(run)
     ends = [np.array([0, LATTICE - 1])] * width
     cuts = _breakpoints(
         run, {p: [e[:1] for e in ends] for p in range(num_paths)}, set(), GRID, ways
     )  # most show here already
     cuts |= _breakpoints(run, dict.fromkeys(range(num_paths), ends), cuts, GRID, ways)
+    for number, point in through:
+        spot = [np.array([at]) for at in point]
+        cuts |= _breakpoints(run, {number: spot}, cuts, np.union1d(GRID, np.array(point)), ways)
     unsettled = set(range(num_paths) if hidden else ())
     while True:
         edges = _edges(cuts)

@@ -144,7 +144,7 @@ def generate(
 
     if kept and input_ids.device != runner.device:  # they were made for the ids' device
         raise ValueError(f"generate: input_ids must be on {runner.device} beside processors, got {input_ids.device}")
-    texts = input_ids.to(runner.device)
+    texts = input_ids.to(runner.device, torch.int64)
     if is_seq2seq:
         source, mask = _encoders_input(runner, inputs_tensor, input_ids, model_kwargs)
     else:

@@ -73,7 +73,8 @@ def assisted_generation(
             _entered[:] = [other for other in _entered if other is not options]
             if not _entered and _stock:
                 GenerationMixin._assisted_decoding = _stock.pop()
-        _mine.set(before)
+        if _mine.get() is options:  # not where another block was entered since, or this thread is in another one
+            _mine.set(before)
 
 
 def _in_its_place(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""A plug-in for vLLM: its rejection samplers, and its sampler on a CPU, through these ops.
+"""A plug-in for vLLM: its rejection samplers, and its sampler of steps without drafts, through these ops.
 
 vLLM calls `register` in each of its processes, by the entry point ``vllm.general_plugins``; nothing is patched unless
 ``SPECDEC_VLLM=1``. `v1` serves the V1 model runner and `v2` the V2 model runner. Importing this imports no vLLM.

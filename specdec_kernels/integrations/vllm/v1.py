@@ -1,4 +1,5 @@
-"""vLLM's V1 model runner: `RejectionSampler`, the functions below it, the drafts' draw, and the sampler on a CPU.
+"""vLLM's V1 model runner: `RejectionSampler`, the functions below it, the drafts' draw, and the sampler of other
+steps.
 
 ``make_x(stock)`` makes what takes the place of vLLM's function ``x``; each one hands what it does not serve to `stock`.
 The stand-ins have vLLM's signatures. ``SamplingMetadata`` is `sampling` here: temperature, top_k and top_p are
