@@ -211,8 +211,8 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     measures_of(at[0], mixing[0], sums, chunk, int(work.chunks));
     if (!arrives_last(work.measured + index, work.chunks)) return;
     end(args.law, mixing[0], sum_of_tiles(sums, tiles), at[0]);
-  } else if (chunk > 0) {
-    return;
+  } else if (!arrives_last(work.measured + index, work.chunks)) {
+    return;  // the position is written only when all have read it
   }
   if (threadIdx.x != 0) return;
   at[0].left = left_at(args, found, i, at[0].mixture);

@@ -5,34 +5,17 @@
 
 #include "emulator/runtime.h"
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9 };
 using cudaStream_t = struct CUstream_st*;
-enum cudaDeviceAttr {
-  cudaDevAttrMultiProcessorCount = 16,
-  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
-};
 
 inline const char* cudaGetErrorString(cudaError_t error) {
-  return error == cudaSuccess             ? "no error"
-         : error == cudaErrorInvalidValue ? "invalid argument"
-                                          : "invalid configuration argument";
+  return error == cudaSuccess ? "no error" : "invalid configuration argument";
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
-}
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  switch (attribute) {
-    case cudaDevAttrMultiProcessorCount:
-      *value = specdec::emulator::multiprocessors();
-      return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = specdec::emulator::kMostShared;
-      return cudaSuccess;
-  }
-  return cudaErrorInvalidValue;
 }
 
 inline cudaError_t cudaMemsetAsync(void* address, int byte, size_t bytes, cudaStream_t) {

@@ -113,14 +113,41 @@ Case sample_case(Random& random, bool large) {
   if (random.chance(0.3)) {
     for (int32_t v = 0; v < vocab; ++v) map.push_back(3 * v + 1);
   }
-  return {label("sample", batch, n, vocab, " kind=" + std::to_string(kind)),
+  std::vector<int32_t> row_of;  // some name no row
+  for (int64_t b = random.chance(0.3) ? 0 : batch; b < batch; ++b)
+    row_of.push_back(random.chance(0.1) ? random.pick({-1, int32_t(batch)}) : int32_t(random.below(batch)));
+  auto source = rows;
+  ProcessorArgs processed = processors->args;
+  if (kind == 0 && map.empty() && random.chance(0.5)) {
+    auto weights = make_values(random, batch * n, vocab);
+    for (float& weight : weights) weight = std::fabs(weight);
+    source = make_rows(random, weights, batch, n, vocab, DType::kFloat32);
+    processed = {};
+    params->args.rows = RowKind::kWeights;
+    params->args.temperature = 1.0f;
+    params->args.temperatures = nullptr;
+  }
+  return {label("sample", batch, n, vocab,
+                " kind=" + std::to_string(kind) + " rows=" + std::to_string(int(params->args.rows)) +
+                    (row_of.empty() ? "" : " indexed")),
           [=](const Backend& backend) -> Outputs {
             Result<int64_t> token(batch * n * num_samples);
             Result<float> log_prob(batch * n * num_samples);
             StatsResult stats(batch * n);
-            backend.sample({rows->rows, batch, n, params->args, uniforms.given(), keys.empty() ? nullptr : keys.data(),
-                            map.empty() ? nullptr : map.data(), num_samples, token.data(), log_prob.data(), stats.out(),
-                            processors->args});
+            backend.sample({source->rows,
+                            batch,
+                            n,
+                            params->args,
+                            uniforms.given(),
+                            keys.empty() ? nullptr : keys.data(),
+                            map.empty() ? nullptr : map.data(),
+                            num_samples,
+                            token.data(),
+                            log_prob.data(),
+                            stats.out(),
+                            processed,
+                            {{row_of.empty() ? nullptr : row_of.data(), false}, batch}});
+            (void)processors;  // whose lists are read
             return {token.bytes() + stats.status.bytes(), log_prob.bytes(), stats.values.bytes(), stats.argmax.bytes()};
           },
           at_border(uniforms)};
