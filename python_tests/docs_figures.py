@@ -113,7 +113,7 @@ AUTO: dict[str, tuple[str, Path]] = {  # of lookups and n-gram models, by the nu
     "four": ("end_to_end_auto_4", ICE_LAKE), "eight": ("end_to_end_auto_8", ICE_LAKE),
 }  # fmt: skip
 AUTO_MODEL = {  # of the trained draft model
-    "one": ("end_to_end_auto_model", INTEL), "two": ("end_to_end_auto_model_2", ICE_LAKE),
+    "one": ("end_to_end_auto_model", ICE_LAKE), "two": ("end_to_end_auto_model_2", ICE_LAKE),
     "four": ("end_to_end_auto_model_4", ICE_LAKE), "eight": ("end_to_end_auto_model_8", ICE_LAKE),
 }  # fmt: skip
 
