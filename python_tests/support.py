@@ -167,6 +167,8 @@ def _to(value: Any, device: str) -> Any:
         return sk.Processors(**{f: _to(one, device) for f, one in vars(value).items() if not f.startswith("_")})
     if isinstance(value, (sk.TokenMap, sk.DraftTree)):
         return value.to(device)
+    if isinstance(value, dict):  # of arguments
+        return {name: _to(one, device) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
         moved = [_to(one, device) for one in value]
         return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)

@@ -16,7 +16,8 @@ from python_tests.support import Backend
 def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
-    parts = value if isinstance(value, (list, tuple)) else vars(value).values() if hasattr(value, "__dict__") else ()
+    named = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    parts = value if isinstance(value, (list, tuple)) else named.values()
     return [tensor for part in parts for tensor in tensors_in(part)]
 
 
@@ -29,6 +30,7 @@ GIVEN = {
     "token map": sk.TokenMap(torch.tensor([1, 3])),
     "tree": sk.DraftTree.from_parents([-1, 0, 0]),
     "list": [torch.zeros(1), (torch.zeros(2), None)],
+    "arguments": {"logits": torch.zeros(1, 2), "num_samples": 3},
 }
 
 
@@ -45,8 +47,8 @@ def test_all_that_ops_take_is_moved(kind: str) -> None:
 def test_what_has_no_tensors_stays_and_what_is_unknown_is_refused() -> None:
     given = (None, 3, 0.5, "token", sk.laws.Chow(0.1))
     assert Backend("reference", "meta")(*given) == given
-    with pytest.raises(TypeError, match="dict must be something that an op takes"):
-        Backend("reference", "meta")({})
+    with pytest.raises(TypeError, match="set must be something that an op takes"):
+        Backend("reference", "meta")({3})
 
 
 @pytest.mark.parametrize("count", [1, 5, 8, 32])
