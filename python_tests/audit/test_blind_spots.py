@@ -184,9 +184,9 @@ def test_numbers_of_the_rejected_alone_are_given_where_a_call_has_one_row() -> N
         coins = torch.rand(draft_tokens.shape).double()
 
         def final(weights: Tensor) -> Tensor:
-            several = (weights > 0).sum(-1) > 1
-            out = weights.argmax(-1)
-            out[several] = planted.inverse(weights[several], torch.rand(int(several.sum())).double())
+            out = planted.inverse(weights, torch.rand(len(weights)).double())
+            rejected = (weights == 0).any(-1)  # of the residual nothing is on the token
+            out[rejected] = planted.inverse(weights[rejected], torch.rand(int(rejected.sum())).double())
             return out
 
         return planted.chain(target_probs.double(), draft_probs.double(), draft_tokens, coins, final)

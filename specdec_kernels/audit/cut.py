@@ -410,7 +410,7 @@ class Bisection:
         order = np.sort(chances, 1)
         close = order[:, -2] > order[:, -1] * (1 - 1e-5)
         others = np.flatnonzero(~close & (found.winners[box, chances.argmax(1)] != seen))
-        if not len(others) and self.batched and not self.labels:
+        if not len(others) and self.batched and not self.labels and self.other is None:
             self.alone = self._alone(path[:_ALONE], points[:_ALONE], {c: t[:_ALONE] for c, t in arrivals.items()}, seen)
         return [(int(path[i]), (points[i] * LATTICE).astype(np.int64).tolist()) for i in others]
 
