@@ -17,7 +17,9 @@ def table(seconds: np.ndarray) -> CostTable:
 
 def learned(seconds: np.ndarray, ahead: float = 0.0) -> LearnedCosts:
     """As calls before it left them, not yet sure."""
-    return LearnedCosts(seconds, np.eye(len(seconds)) / 2, ahead, range(len(seconds)))
+    drafts = len(seconds) - 1
+    covariance = np.pad((1 + np.eye(drafts)) / 2, (1, 0))
+    return LearnedCosts(seconds, covariance, ahead, range(len(seconds)))
 
 
 def result(width: int, accepted: np.ndarray) -> StepResult:

@@ -4,6 +4,7 @@ gained at these costs.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -134,19 +135,21 @@ def _of_work(row: float, draft: float, num_nodes: int | None, max_depth: int) ->
 
 
 class LearnedCosts:
-    """Learns from ratios of the times of two steps, mostly one right after the other, of different numbers of draft
-    tokens. (Between them may be one that says nothing: a draft model's first after plain steps.)
+    """Learns from the times of all steps, by a Kalman filter on their logarithms.
 
-    A machine that slows down for a while slows both of them, so that it does not look as if one of them had become
-    dearer; and what was learned long ago stays comparable. A Kalman filter on the logarithms. The first step with a
-    draft of some length says nothing: there may be something to compile, or to read for a draft model.
+    The time of a step is taken as the product of three: what its number of draft tokens costs, how slow the machine is
+    just then, which wanders, and chance. So a machine that slows down for a while does not look as if one length had
+    become dearer, and chance is averaged over the steps before and after a change of lengths, the nearest above all.
+    The first step with a draft of some length says nothing: there may be something to compile, or to read for a draft
+    model.
 
     Parameters
     ----------
     seconds : ndarray
         ``[4]``, of trees ``[2]``, float64 to start from.
     covariance : ndarray
-        ``[4, 4]``, of trees ``[2, 2]``, float64: of their logarithms, in units of the variance of a step's time.
+        ``[4, 4]``, of trees ``[2, 2]``, float64: of their logarithms, in units of the variance by chance of a time; 0
+        for plain steps, by which the others are measured.
     ahead : float
         See `CostTable`.
     before : iterable of int
@@ -157,12 +160,16 @@ class LearnedCosts:
         Like `seconds`, what the first call assumed; None: `seconds`.
     """
 
-    _CHANGE = 0.0017  # of the variances, with each ratio, so that what changes is noticed: about the last 25 count
-    _LARGEST_SURPRISE = 0.7  # in natural logarithm: a step that was interrupted says no more than that
+    # What the variances grow by with each step, so that what changes is noticed: about the last 7 steps tell how slow
+    # the machine is, and the last 70 with and without drafts what these cost.
+    _WANDERS, _CHANGE = 0.02, 0.0001
+    # In natural logarithm: a step that was interrupted says no more than that. Perhaps the machine has become slower or
+    # faster at once: that is then so much less certain.
+    _LARGEST_SURPRISE, _JUMP = 0.7, 2.0
     # A call that compares nothing moves the costs at most this share of the way back to the guess, and less the more
     # comparisons there have been: otherwise a length that once looked too expensive, perhaps because a step was
     # interrupted, would never be tried again.
-    _FADING = 0.2
+    _FADING = 0.12
     # Standard deviations before anything was measured, in those of a step's time: of the work beside a plain step's,
     # which is dear or cheap at all lengths alike, and of each length alone.
     _ALIKE, _ALONE = 30.0, 1.0
@@ -174,10 +181,11 @@ class LearnedCosts:
         self.ahead = self._left = ahead
         self.compared = compared
         self._guess = seconds if guess is None else guess
-        self._log = np.log(seconds)
-        self._covariance = covariance
+        self._log = np.log(np.append(seconds, 1.0))  # and the machine's slowness, of which nothing is known yet
+        self._covariance = np.pad(covariance, (0, 1))
+        self._change = np.append(np.where(covariance.diagonal() > 0, self._CHANGE, 0.0), self._WANDERS)
         self._met = {0, *before}
-        self._last: tuple[int, float] | None = None
+        self._learned: set[int] = set()  # places in the table, of lengths whose steps were timed
         self._revisions: list[tuple[int, NDArray[np.float64]]] = [(0, self._now())]
 
     @staticmethod
@@ -194,7 +202,7 @@ class LearnedCosts:
 
     def _now(self) -> NDArray[np.float64]:
         # A longer draft never costs less: where it seems to, that is noise.
-        return np.asarray(np.maximum.accumulate(np.exp(self._log)))
+        return np.asarray(np.maximum.accumulate(np.exp(self._log[:-1])))
 
     def at(self, step: int) -> NDArray[np.float64]:
         """``[4]``, of trees ``[2]``: what is known before this step, the next one."""
@@ -207,18 +215,23 @@ class LearnedCosts:
         if choice not in self._met:
             self._met.add(choice)
             return
-        time = float(np.log(seconds))
-        if self._last is not None and self._last[0] != choice:
-            other, before = self._last
-            surprise = (time - before) - (self._log[choice] - self._log[other])
-            surprise = min(max(surprise, -self._LARGEST_SURPRISE), self._LARGEST_SURPRISE)
-            along = self._covariance[choice] - self._covariance[other]  # of each with the ratio
-            gain = along / (along[choice] - along[other] + 2)
+        surprise = math.log(seconds) - self._log[choice] - self._log[-1]
+        if not self._learned:  # all of it is the machine's slowness, then as uncertain as this cost
+            self._log[-1] += surprise
+            self._covariance[-1] = self._covariance[:, -1] = -self._covariance[choice]
+            self._covariance[-1, -1] = self._covariance[choice, choice] + 1
+        else:
+            if abs(surprise) > self._LARGEST_SURPRISE:
+                surprise = math.copysign(self._LARGEST_SURPRISE, surprise)
+                self._covariance[-1, -1] += self._JUMP
+            along = self._covariance[choice] + self._covariance[-1]  # of each with the time
+            gain = along / (along[choice] + along[-1] + 1)
             self._log = self._log + gain * surprise
             self._covariance = self._covariance - np.outer(gain, along)
-            self._covariance[[choice, other], [choice, other]] += self._CHANGE
+        self._covariance.flat[:: len(self._change) + 1] += self._change
+        self._learned.add(choice)
+        if len(self._learned) > 1:
             self._revisions.append((step + 1, self._now()))
-        self._last = choice, time
 
     def leave(self, ahead: float) -> None:
         """Take in how far the call is ahead of plain decoding by now, for the next one."""
@@ -232,10 +245,10 @@ class LearnedCosts:
 
     def continued(self) -> LearnedCosts:
         """For the next call: what is known now."""
-        compares, log = len(self._revisions) > 1, self._log
+        compares = len(self._learned) > 1
+        log, covariance = self._log[:-1], self._covariance[:-1, :-1]
         if not compares:
-            known = self._covariance
-            variance = known.diagonal() + known[0, 0] - 2 * known[0]  # of the ratio to a plain step
+            variance = covariance.diagonal()
             log = log + self._FADING * variance / (variance + 2) * (np.log(self._guess) - log)
         compared = self.compared or compares
-        return LearnedCosts(np.exp(log), self._covariance, self._left, self._met, compared, self._guess)
+        return LearnedCosts(np.exp(log), covariance, self._left, self._met, compared, self._guess)
