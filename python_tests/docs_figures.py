@@ -9,8 +9,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from bench import machine
 from python_tests.docs_gpu import goals_on_gpu, on_gpu, samples_on_gpu
+from python_tests.docs_laws import CHOOSING, best_by_law, cost_by_law
 from python_tests.docs_peers import best_peers, chain_with_avx2, span_of, tree_with_avx2
 from python_tests.docs_tables import (
     BENCHMARKS,
@@ -29,8 +29,7 @@ from python_tests.docs_tables import (
 from specdec_kernels import analysis
 
 PLAN = RESULTS / "plan.json"
-CASCADES = machine.RESULTS / "cascades"
-PAGES = (*BENCHMARKS, "docs/what-it-gains.md", "README.md")
+PAGES = (*BENCHMARKS, "docs/what-it-gains.md", CHOOSING, "README.md")
 LOOKUP, NGRAMS = "greedy, lookup, K = 7", "T = 1, n-gram model, K = 3"  # columns
 
 
@@ -409,7 +408,7 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "in transformers": in_transformers, "beside transformers": beside_transformers, "vllm": in_vllm,
     "best gamma": best_gamma, "plan": plan, "step costs": step_costs, "gpu": on_gpu, "gpu goals": goals_on_gpu,
     "gpu sample": samples_on_gpu,
-    "typical": typical,
+    "best by law": best_by_law, "cost by law": cost_by_law, "typical": typical,
     "forward": forward, "own loop": own_loop, "auto": adaptive, "auto, replayed": replayed,
     "auto, first calls": first_calls,
     "auto, n-gram model": partial(adaptive, drafter="ngram-lm"),

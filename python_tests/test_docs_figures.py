@@ -1,4 +1,4 @@
-"""Every figure in a table of the pages of benchmarks, docs/what-it-gains.md and README.md is that of bench/results.
+"""Every figure in a table of `PAGES` is that of bench/results.
 
 A table is announced by a comment, ``<!-- figures: NAME -->``; `NAMES` of docs_figures.py says what its cells must hold,
 given the words of its first column and of its heading. A table without such a comment fails, unless it is in
@@ -7,7 +7,6 @@ given the words of its first column and of its heading. A table without such a c
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import chain
 
@@ -15,7 +14,9 @@ import pytest
 from PIL import Image
 
 from bench import plot, report
-from python_tests.docs_figures import AUTO, AUTO_MODEL, AUTO_TREES, CASCADES, FIRST, GOALS, NAMES, PAGES
+from bench.cascades import report as cascades_report
+from python_tests.docs_figures import AUTO, AUTO_MODEL, AUTO_TREES, FIRST, GOALS, NAMES, PAGES
+from python_tests.docs_laws import CASCADES
 from python_tests.docs_peers import best_peers
 from python_tests.docs_tables import (
     AVX2,
@@ -153,10 +154,19 @@ def test_the_cascades_figures_are_of_their_results() -> None:
         "draft-lengths": ("",),
         "next-token": ("-accuracy", "-log-loss"),
     }.items():
-        revision = plot.revision(json.loads((CASCADES / f"{task}.json").read_text()))
+        revision = plot.revision(results(task, CASCADES))
         for name in names:
             with Image.open(CASCADES / f"{task}{name}.png") as figure:
                 assert figure.info.get("Description") == revision, name
+
+
+def test_the_cascades_tables_are_of_their_results() -> None:
+    page = (CASCADES / "README.md").read_text()
+    for task, written in {
+        "rewriting": cascades_report._rewriting, "draft-lengths": cascades_report._draft_lengths,
+        "next-token": cascades_report._next_token,
+    }.items():  # fmt: skip
+        assert written(results(task, CASCADES)) in page, task
 
 
 def test_the_ops_figures_are_of_their_results() -> None:

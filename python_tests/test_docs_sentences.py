@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from typing import Any
@@ -11,9 +10,11 @@ import pytest
 
 from bench import report
 from bench.cascades import report as cascades_report
-from python_tests.docs_figures import AUTO, AUTO_MODEL, AUTO_TREES, CASCADES, FIRST, decoded, milliseconds, planned
+from python_tests.docs_figures import AUTO, AUTO_MODEL, AUTO_TREES, FIRST, decoded, milliseconds, planned
+from python_tests.docs_laws import CASCADES
 from python_tests.docs_tables import AVX2, BENCHMARKS, INTEL, RESULTS, agrees, prose, results
-from specdec_kernels import analysis
+from python_tests.ops.chains import LAWS
+from specdec_kernels import analysis, laws
 
 if not RESULTS.exists():
     pytest.skip("a source distribution holds no results", allow_module_level=True)
@@ -228,11 +229,24 @@ def test_what_is_said_of_the_plan_is_that_of_its_results() -> None:
 
 
 def test_the_sentence_on_draft_lengths_is_that_of_the_results() -> None:
-    tables = cascades_report._draft_lengths(json.loads((CASCADES / "draft-lengths.json").read_text()))
-    assert tables in (CASCADES / "README.md").read_text()
+    tables = cascades_report._draft_lengths(results("draft-lengths", CASCADES))
     text = prose("docs/choosing-a-law.md")
     lossless = re.findall(r"takes ([\d.]+), ([\d.]+), ([\d.]+) target calls", tables)
     token_v2 = re.findall(r"\| TokenV2 \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", tables)
     assert len(lossless) == len(token_v2) == 2
     for calls in lossless + token_v2:
         assert "{}, {} and {}".format(*calls) in text
+
+
+def test_block_takes_what_the_page_says() -> None:
+    page, allowed, others = prose("docs/laws.md"), set(), set()
+    for law in LAWS:
+        try:
+            laws.check_law("verify_chain", "block", law)
+            allowed.add(type(law).__name__)
+        except ValueError:
+            others.add(repr(law))
+    assert allowed == {name for name in laws.__all__ if name != "TargetLaw"}
+    assert others and all("Lossy" in law for law in others)
+    assert page.count("| token, block | logits |") == page.count("| logits |") == 5
+    assert '| token; block with `beta="exact"` | any |' in page

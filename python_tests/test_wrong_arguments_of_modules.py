@@ -21,11 +21,11 @@ from python_tests.audit.planted import one_seed
 from python_tests.decoding.models import TableRunner, tiny
 from python_tests.integrations.sglang_outputs import outputs
 from python_tests.law.cases import problem
-from python_tests.medusa.models import HIDDEN, features, random_heads, wide
+from python_tests.medusa.models import HIDDEN, Letters, features, random_heads, wide
 from python_tests.wrong_values import Calls, complaints, logits, parameters
 from specdec_kernels import laws
 from specdec_kernels.integrations import flashinfer_pipeline
-from specdec_kernels.medusa import Document, Features, MedusaHeads, Recipe, prepare
+from specdec_kernels.medusa import Document, Features, MedusaHeads, Recipe
 
 
 def probs(*shape: int) -> Tensor:
@@ -146,7 +146,7 @@ def medusa(name: str) -> dict[str, Any]:
         "linear_cross_entropy": lambda: {"inputs": logits(3, 4), "weight": logits(9, 4), "labels": labels},
         "lm_loss": lambda: {"logits": logits(3, 9), "labels": labels},
         "medusa1_loss": lambda: {"heads": heads(), "hidden": logits(2, HIDDEN), "labels": torch.zeros(2, 3).long()},
-        "prepare": lambda: {"model": model(), "tokenizer": None, "folder": Path("nowhere"), "num_tokens": 0},
+        "prepare": lambda: {"model": model(), "tokenizer": Letters(), "folder": Path("nowhere"), "num_tokens": 0},
         "acceptance_of": lambda: draft | {"head": head, "features": features()},
         "first_layers": lambda: {"model": wide(), "num_layers": 1},
         "train_draft": lambda: data | draft | {"head": head},
@@ -342,7 +342,6 @@ ALLOWED: dict[str, Callable[[Any], bool]] = {
     "print_to_stderr-message": lambda value: True,  # whatever can be printed
     "save-command": lambda value: isinstance(value, str),
     "save-description": lambda value: isinstance(value, str),
-    "prepare-tokenizer": lambda value: True,  # looked at when there is text to make: below
     **dict.fromkeys(("seed", "offset"), lambda value: isinstance(value, int)),  # any: only its last 64 bits count
 }
 
@@ -353,9 +352,3 @@ def test_wrong_values_are_refused(key: str, parameter: str) -> None:
     also = "generate|watch" if key in HANDED_ON else ""
     said = complaints(*GOOD[key], parameter, allowed or (lambda value: False), also)
     assert not said, said
-
-
-def test_a_tokenizer_is_looked_at_before_text_is_made(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="prepare: tokenizer must be one of transformers, got int"):
-        prepare(tiny("llama"), 3, tmp_path, 1)  # type: ignore[arg-type]
-    assert not list(tmp_path.iterdir())

@@ -81,7 +81,7 @@ class TableRunner(Runner):
     def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
         self.forwards.append(tokens.shape[1])
         positions = starts[:, None] + torch.arange(tokens.shape[1])
-        assert bool((positions < bound).all()) and bool((positions >= 0).all())
+        assert bool((positions < bound).all()) and bool((positions >= 0).all()) and bound < self.text.shape[1]
         self.text.scatter_(1, positions + 1, tokens)
         return self.table[self.text.gather(1, positions), tokens]
 
@@ -218,6 +218,7 @@ class CapturableTable(ReadingTable):
     def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
         self.forwards.append(tokens.shape[1])
         positions = starts[:, None] + torch.arange(tokens.shape[1])
+        assert bound < self.text.shape[1]
         self.text.scatter_(1, positions + 1, tokens)
         before = self.text.gather(1, positions).masked_fill(positions >= bound, 0)  # what lies there is not seen
         return self.table[before, tokens]

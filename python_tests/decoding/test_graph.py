@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 import threading
 import warnings
@@ -29,6 +30,7 @@ from python_tests.decoding.models import (
     prompts,
     tiny,
 )
+from python_tests.decoding.tree_models import Fixed, TreeTable
 from python_tests.ops.chains import ACCEPTANCES
 from python_tests.support import environment
 from specdec_kernels import laws
@@ -208,6 +210,21 @@ def test_every_step_sees_all_that_was_written(cuda: FakeCuda, name: str) -> None
         )  # fmt: skip
         same(captured, ordinary)
     assert cuda.captures() == 5 * 3
+
+
+def test_rows_are_as_many_as_the_cache_has_for_the_nodes_of_a_tree(cuda: FakeCuda) -> None:
+    """Which may be many more than it is deep; the runner refuses more."""
+
+    class CapturableTrees(TreeTable):
+        capturable = True
+
+    choices = [list(choice) for depth in (1, 2, 3) for choice in itertools.product(*map(range, (4, 3, 2)[:depth]))]
+    tree = sk.DraftTree.from_choices(choices)
+    captured, ordinary = both(
+        CapturableTrees(TARGET), prompts(9, 3, vocab=23)[0], drafter=Fixed(tree, [c[-1] for c in choices]),
+        acceptance="match", seeds=torch.tensor([1, 2]), max_new_tokens=30, num_speculative_tokens=1, eos_token_id=[],
+    )  # fmt: skip
+    same(captured, ordinary)
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 5])

@@ -400,6 +400,7 @@ def test_a_tree_larger_than_said_is_refused(tree: list[int], tokens: int, messag
     ("change", "message"),
     [
         ({"num_draft_tokens": torch.tensor([1, -1])}, "a tree without num_draft_tokens"),
+        ({"tree": sk.DraftTree.from_parents([-1, 0, 1]).to("meta")}, "its tree on cpu, got meta"),
         ({"tree": None}, "a tree with its tokens, as it is a TreeDrafter, got a chain"),
         ({"tree": sk.DraftTree.from_parents(torch.tensor([[-1, 0, 1]] * 3), 2)}, "one tree or batch=2, got 3"),
     ],

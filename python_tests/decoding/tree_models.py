@@ -37,6 +37,7 @@ class TreeTable(TableRunner):
     takes_trees = True
 
     def forward_tree(self, tokens: Tensor, starts: Tensor, tree: sk.DraftTree, bound: int) -> tuple[Tensor, None]:
+        assert bool((starts + tokens.shape[1] <= bound).all()) and bound < self.text.shape[1]
         self.tokens = tokens
         parents = tree.parents.clamp(min=0).expand(tokens.shape)
         before = torch.where(tree.depth > 0, tokens.gather(1, parents), self.text.gather(1, starts[:, None]))

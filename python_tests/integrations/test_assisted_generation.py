@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import (
     DynamicCache,
+    EosTokenCriteria,
     LogitsProcessor,
     MaxLengthCriteria,
     StoppingCriteria,
@@ -76,6 +77,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "a shorter length of one's own": {"stopping_criteria": [MaxLengthCriteria(15), MaxLengthCriteria(13)]},
     "a length of the prompt": {"stopping_criteria": [MaxLengthCriteria(5)]},
     "long matches": {"max_matching_ngram_size": 100},
+    "an end of one's own": {"stopping_criteria": [EosTokenCriteria(torch.tensor(ENDS[0]))]},
 }
 
 
@@ -264,6 +266,45 @@ def test_criteria_are_asked_token_by_token() -> None:
         )  # fmt: skip
     text = out.sequences[0, 6:].tolist()
     assert seen == [(text[:n], n) for n in range(1, 8)] and len(text) == len(out.scores) == 7
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_criteria_are_asked_about_the_last_token_too(ends: bool) -> None:
+    model, _ = PAIRS["llama"]()
+    texts: list[list[int]] = []
+
+    class Watch(StoppingCriteria):  # type: ignore[misc]
+        def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+            texts.append(input_ids[0, 6:].tolist())
+            return torch.zeros(1, dtype=torch.bool)
+
+    ids = prompts(6)[0]
+    plain = model.generate(ids, do_sample=False, max_new_tokens=9, eos_token_id=None)[0, 6:].tolist()
+    end = plain[4] if ends else None
+    with assisted_generation(num_speculative_tokens=4):
+        out = model.generate(
+            ids, assistant_model=model, do_sample=False, max_new_tokens=9, stopping_criteria=[Watch()], eos_token_id=end
+        )[0, 6:].tolist()
+    assert texts == [out[:n] for n in range(1, len(out) + 1)] and len(out) == (plain.index(end) + 1 if ends else 9)
+
+
+def test_an_assistant_s_processors_see_no_text_that_cannot_go_on() -> None:
+    """None behind an end that the assistant drafts, or as long as a sequence may become."""
+    model, assistant = PAIRS["llama"]()
+    ids, mask = prompts(6, 4, 5)
+    seen: list[Tensor] = []
+
+    def note(text: Tensor, scores: Tensor) -> Tensor:
+        seen.append(text[0].clone())
+        return scores
+
+    options: dict[str, Any] = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 9}
+    plain = model.generate(ids, eos_token_id=None, **options)
+    for drafter, end in ((model, int(plain[0, 8])), (assistant, None)):
+        seen.clear()
+        with assisted_generation(num_speculative_tokens=4):
+            model.generate(ids, assistant_model=drafter, logits_processor=[note], eos_token_id=end, **options)
+        assert len(seen) > 9 and all(len(text) < 6 + 9 and end not in text[6:].tolist() for text in seen)
 
 
 # --- how it is called -------------------------------------------------------------------------------------------------

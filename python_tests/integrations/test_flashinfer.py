@@ -151,6 +151,21 @@ def test_joint_top_k_and_top_p_look_at_the_whole_row(uniforms: Callable[[Tensor]
         draw(given, 2, 0.55, filter_apply_order="top_p")
 
 
+def test_neighbouring_numbers_are_no_ties(uniforms: Callable[[Tensor], None]) -> None:
+    """Sixteen floats in a row have but ten logarithms or so in float32."""
+    first = torch.tensor(1 / 16).view(torch.int32)
+    probs = (first + torch.arange(16, dtype=torch.int32)).view(torch.float32)[None]
+    uniforms((torch.arange(GRID) + 0.5) / GRID)
+    for k in range(1, 16):
+        cut = flashinfer.top_k_renorm_probs(probs, k)
+        assert int((cut > 0).sum()) == k
+        drawn = [
+            frequencies(flashinfer.top_k_top_p_sampling_from_probs, probs, k, 1.0, filter_apply_order=order)[0]
+            for order in ("joint", "top_k_first")
+        ]
+        assert torch.equal(*drawn) and torch.equal(drawn[0] > 0, cut[0] > 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_renormalised_and_masked_rows(dtype: torch.dtype) -> None:
     logits = rows().to(dtype)

@@ -74,6 +74,16 @@ def test_what_cannot_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
         sk.pack_linear_weights(net)
 
 
+def test_leaving_a_block_after_packing_anew_leaves_the_new_packing_alone() -> None:
+    net = Net()
+    with sk.pack_linear_weights(net) as first:
+        first.undo()
+        second = sk.pack_linear_weights(net)
+    assert packing.is_packed(net)
+    second.undo()
+    assert not packing.is_packed(net)
+
+
 @torch.inference_mode()
 def test_a_forward_that_someone_replaced_stays() -> None:
     net, x = Net(), torch.ones(2, 96)

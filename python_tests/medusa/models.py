@@ -43,7 +43,7 @@ def patterned(count: int) -> list[Document]:
 class Letters:
     """A tokenizer: a letter a token."""
 
-    pad_token_id, chat_template = 0, None
+    pad_token_id, chat_template = 0, "its own"
 
     def get_vocab(self) -> dict[str, int]:
         return {"a": 3}

@@ -145,8 +145,12 @@ def test_a_backbone_is_trained_in_float32_and_written_in_its_own_dtype(
     assert trained.dtype == torch.bfloat16
     before, calibrate = len(asked), ["medusa", "calibrate", str(folder / "heads.safetensors"), "--folder", str(folder)]
     assert cli.main(calibrate) == 2 and len(asked) == before
-    assert "--model must be the backbone that was trained with" in capsys.readouterr().err
+    assert "--model must be the backbone that" in capsys.readouterr().err
     monkeypatch.setattr(command, "load_target", lambda arguments: (trained, Tokenizer()))
+    trained.config.medusa_backbone = "of other heads"
+    assert cli.main(calibrate) == 2 and len(asked) == before
+    assert "--model must be the backbone that" in capsys.readouterr().err
+    trained.config.medusa_backbone = MedusaHeads.load(folder / "heads.safetensors").card["backbone"]
     assert cli.main([*calibrate, "--ranks", "4"]) == 0
     moved = [not torch.equal(a, b) for a, b in zip(trained.parameters(), target().bfloat16().parameters(), strict=True)]
     assert any(moved)
@@ -225,6 +229,11 @@ def test_what_was_trained_here_is_written_again_by_its_own_command_alone(
     drafting = ["--folder", str(folder), "--layers", "1", "--vocab", "12", "--steps", "3"]
     assert train(folder, *jointly, str(backbone)) == 0
     (backbone / "model.safetensors").unlink()
+    whole = (backbone / "config.json").read_text()
+    (backbone / "config.json").write_text(whole[:20])
+    assert train(folder, *jointly, str(backbone)) == 2
+    assert f"{backbone / 'config.json'} must be whole JSON" in capsys.readouterr().err
+    (backbone / "config.json").write_text(whole)
     assert train(folder, *jointly, str(backbone)) == 0
     assert (backbone / "model.safetensors").exists()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import specdec_kernels as sk
@@ -54,6 +56,29 @@ def test_what_is_held_out_has_every_question_and_temperature() -> None:
     assert len(every) == 4 * 3, "two of the four temperatures are 0"
     for part in (0, 1):
         assert {what[part] for what in held_out} == {what[part] for what in every}
+
+
+def test_questions_are_about_functions_that_are_not_continued() -> None:
+    class Template(Letters):
+        def apply_chat_template(self, turns: Any, **_: Any) -> str:
+            return str(turns[0]["content"])
+
+    seeds = data.Seeds(Template())  # type: ignore[arg-type]
+    begun = [seeds.prompts(None, shard) for shard in (0, 3)]
+    asked = "".join(text for shard in (1, 4) for text in seeds.prompts(None, shard))
+    assert not any(beginning in asked for shard in begun for beginning in shard)
+
+
+def test_what_it_needs_is_looked_at_before_text_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Base(Letters):
+        chat_template = None
+
+    with pytest.raises(ValueError, match="tokenizer must have a chat template"):
+        data.prepare(tiny("llama"), Base(), tmp_path, 1)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(data, "sources", list)
+    with pytest.raises(ValueError, match="must come with its library's source code"):
+        data.prepare(tiny("llama"), Letters(), tmp_path, 1)  # type: ignore[arg-type]
 
 
 def test_no_question_is_a_benchmarks() -> None:

@@ -76,7 +76,7 @@ def test_direct_calls_never_read_rows_that_are_not_there(
 @pytest.mark.short(cases=30)
 @pytest.mark.parametrize("name", CALLS)
 def test_compiles_whole(name: str, route: Backend) -> None:
-    """fullgraph=True; the same bits as eager; with scalars changed in between."""
+    """fullgraph=True; the same bits as eager."""
     torch._dynamo.reset()
     call, arguments = CALLS[name]()
     arguments = on(route, arguments)

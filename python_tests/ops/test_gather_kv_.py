@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -258,8 +259,10 @@ def test_every_row_goes_down_by_a_few(backend: Backend, depth: int) -> None:
         same_bits(list(case.run(backend)), list(case.expected()))
 
 
-def test_wide_rows_and_many_planes(backend: Backend) -> None:
+def test_wide_rows_and_many_planes(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """More pieces than a block has threads, more tensors and shapes than a launch takes."""
+    if backend.name == "triton":
+        monkeypatch.setattr(importlib.import_module("specdec_kernels.backends.triton.gather_kv_"), "MOST_PLANES", 5)
     case = make(5, "bhsd", torch.float32, batch=2, heads=3, rows=9, dim=400, tensors=3, depth=4)
     same_bits(list(case.run(backend)), list(case.expected()))
     count = 40 if backend.name == "triton" else 300
@@ -428,6 +431,36 @@ def test_compiles_whole(kind: torch.dtype) -> None:
             [view(m) for view, m in zip(case.views, memory, strict=True)], case.accepted_nodes, case.context_lengths
         )
         same_bits([memory, lengths.to(out.lengths.dtype)], [expected, out.lengths])
+
+
+def test_compiles_whole_for_sizes_that_change() -> None:
+    """Once for all of them: rows and batch are no constants."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda cache, nodes, lengths: sk.gather_kv_(cache, nodes, lengths).lengths, fullgraph=True,
+                             backend="aot_eager", dynamic=True)  # fmt: skip
+    for batch, rows in ((3, 16), (4, 17), (5, 40)):
+        case = make(11, "bhsd", torch.float32, batch=batch, rows=rows, tensors=2, depth=4)
+        expected, out = case.expected()
+        memory = [m.clone() for m in case.memory]
+        views = [view(m) for view, m in zip(case.views, memory, strict=True)]
+        with torch._dynamo.config.patch(error_on_recompile=batch > 3):
+            lengths = compiled(views, case.accepted_nodes, case.context_lengths)
+        same_bits([memory, lengths.to(out.lengths.dtype)], [expected, out.lengths])
+
+
+def test_autograd_is_told_and_asked() -> None:
+    cache = torch.zeros(1, 1, 6, 2)
+    given = {"accepted_nodes": path(1, [2, 3]), "context_lengths": torch.tensor([1])}
+    with pytest.raises(ValueError, match="cuda"):
+        sk.gather_kv_(cache, **given, backend="cuda")
+    assert cache._version == 0, "nothing was written"
+    sk.gather_kv_(cache, **given)
+    assert cache._version == 1
+    cache.requires_grad_()
+    with pytest.raises(ValueError, match="gather_kv_: cache must not require grad"):
+        sk.gather_kv_(cache, **given)
+    with torch.no_grad():
+        sk.gather_kv_(cache, **given)
 
 
 CACHE = [torch.zeros(2, 3, 10, 4), torch.zeros(2, 3, 10, 4)]

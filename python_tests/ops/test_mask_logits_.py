@@ -167,3 +167,24 @@ def test_autograd_knows_that_it_was_written_to(backend: Backend) -> None:
     backend.mask_logits_(x, sk.SamplingParams(top_k=2))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.backward()
+
+
+def test_compiles_whole_for_rows_apart_of_sizes_that_change() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: sk.mask_logits_(x, sk.SamplingParams(top_k=9)), fullgraph=True, backend="aot_eager", dynamic=True
+    )
+    for batch in (4, 5, 7):
+        x = logits(seeded(), batch, 3, 50)
+        expected = x.clone()
+        sk.mask_logits_(expected[:, 1], sk.SamplingParams(top_k=9))
+        with torch._dynamo.config.patch(error_on_recompile=batch > 4):
+            compiled(x[:, 1])
+        same_memory(x, expected)
+
+
+def test_a_refused_call_is_no_write_to_autograd() -> None:
+    x = torch.zeros(2, 9)
+    with pytest.raises(ValueError, match="cuda"):
+        sk.mask_logits_(x, None, backend="cuda")
+    assert x._version == 0

@@ -10,7 +10,7 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.ops.inputs import DTYPES, logits, per_row, refuses, same_bits, seeded, strided
-from python_tests.support import Backend
+from python_tests.support import Backend, environment
 
 OP = "shard_stats"
 SIGNATURE = (["logits", "params"], ["probs", "backend"])
@@ -71,6 +71,14 @@ def test_bad_values_are_flagged_and_alone(backend: Backend, rng: torch.Generator
     assert stats.tile_max[4, 0, 0] == math.inf and stats.tile_mass[4, 0, 0] == 0
     x[1, 0, 2050] = -math.inf
     same_bits(backend.shard_stats(backend(x)).tile_mass[:2], stats.tile_mass[:2])
+
+
+def test_a_bad_value_raises_in_no_shard_alone(backend: Backend, rng: torch.Generator) -> None:
+    """The other ranks would wait: `sk.distributed.verify_chain` raises, on all of them."""
+    x = logits(rng, 1, 1, 2100)
+    x[0, 0, 7] = math.nan
+    with environment(SPECDEC_CHECK="1"):
+        assert backend.shard_stats(backend(x)).status.item() == sk.Status.NAN
 
 
 @pytest.mark.parametrize("values", [[math.nan, -math.inf, -math.inf], [-math.inf, math.nan, -math.inf]])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -56,6 +59,21 @@ def test_a_target_law_takes_one_launch_more(kind: str, acceptance: str) -> None:
     for law in chains.LAWS:
         if chains.fits(law, acceptance, kind):
             assert launches(backend, kind, acceptance, law) <= without + 1, law
+
+
+def test_sizes_of_a_cache_compile_no_variant() -> None:
+    """A text that grows past a multiple of 16 rows would wait for a compiler."""
+    (backend,) = [b for b in present("gather_kv_") if b.name == "triton"]
+    kernel = importlib.import_module("specdec_kernels.backends.triton.gather_kv_").kernel.fn
+    (function,) = ast.parse(inspect.getsource(kernel)).body
+    assert isinstance(function, ast.FunctionDef) and isinstance(decorator := function.decorator_list[0], ast.Call)
+    spared = set(ast.literal_eval(decorator.keywords[0].value))
+    names = [parameter.arg for parameter in function.args.args]
+    for rows in (15, 16, 17):
+        cache = torch.zeros(1, 1, rows, 8)
+        nodes, lengths = torch.tensor([[2]]), torch.tensor([1])
+        (given,) = launched(backend, lambda c=cache, n=nodes, m=lengths: backend.gather_kv_([c], n, m))
+        assert {name for name, value in zip(names, given, strict=False) if isinstance(value, int)} == spared
 
 
 def numbers(bundle: object) -> Iterator[str]:

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from ..config import settings
-from ..drafters.base import Draft, Drafter
+from ..drafters.base import Draft, Drafter, TreeDrafter
 from .launching import Steps
 from .logprobs import numbers_of_token
 from .runner import Runner
@@ -215,8 +215,9 @@ class CapturedSteps(Steps):
     def _run(self, host_limits: np.ndarray, width: int, num_tokens: int, round_up: Callable[[int], int]) -> Tensor:
         """Enqueue a step of `width` draft tokens (of which a drafter on the host is asked for `num_tokens`)."""
         state, drafter = self.state, self.drafter
-        rows = self._rows(width)
-        at_step = state.at_step(host_limits, rows - width)  # so long that attention sees `rows` rows, no more
+        nodes = drafter.num_nodes - 1 if width and isinstance(drafter, TreeDrafter) else width  # beside the root
+        rows = self._rows(nodes)
+        at_step = state.at_step(host_limits, rows - nodes)  # so long that attention sees `rows` rows, no more
         if state.asks_drafter(width if drafter.capturable else num_tokens):
             drafter.prepare(at_step)
         if drafter.capturable:
@@ -243,13 +244,13 @@ class CapturedSteps(Steps):
     def _verify(self, draft: Draft, longest: int) -> Tensor:
         return verify_step(self.state, self.runner, draft, longest, self._limits, self.ends)
 
-    def _rows(self, width: int) -> int:
-        """Rows of the cache that attention sees in a step of `width` draft tokens that is launched now."""
+    def _rows(self, drafted: int) -> int:
+        """Rows of the cache that attention sees in a step with so many draft tokens that is launched now."""
         state = self.state
         longest_step = state.capacity - state.max_length
         longest = min(int(state.host_lengths.max()) + len(self._under_way) * longest_step, state.max_length)
         rows = MIN_ROWS
-        while rows < longest + width:
+        while rows < longest + drafted:
             rows *= 2
         return min(rows, state.capacity)
 

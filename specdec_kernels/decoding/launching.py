@@ -130,6 +130,8 @@ def _check_tree(caller: str, drafter: Drafter, draft: Draft, tree: DraftTree, ba
             f"{caller} must give a tree of at most num_nodes={drafter.num_nodes}, max_depth={drafter.max_depth} deep, "
             f"got {tree.num_nodes} nodes, {tree.max_depth} deep"
         )
+    if tree.parents.device != draft.tokens.device:
+        raise ValueError(f"{caller} must give its tree on {draft.tokens.device}, got {tree.parents.device}")
     if tree.parents.dim() > 1 and tree.parents.shape[0] != batch:
         raise ValueError(f"{caller} must give one tree or batch={batch}, got {tree.parents.shape[0]}")
     if draft.num_draft_tokens is not None:

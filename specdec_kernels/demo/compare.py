@@ -41,8 +41,8 @@ def run(
 ) -> Report:
     """Decode the first `batch` prompts of every set at every temperature, plainly and with speculation.
 
-    Both go through `generate` with the same packed weights and seeds. With ``acceptance="match"`` (temperature 0
-    included) the two outputs are the same tokens, which is checked.
+    Both go through `generate` with the same packed weights and seeds. With ``acceptance="match"``, and "greedy"
+    at temperature 0, the two outputs are the same tokens, which is checked.
 
     Returns
     -------

@@ -208,9 +208,10 @@ class Drafter(ABC):
         For drafters whose drafts are one-hot, mostly continue a match of the text's last tokens, and cost next to
         nothing; any other must return None at every step.
 
-        With ``num_speculative_tokens="auto"`` or a `CostTable`, and no `target_law`, it is asked once as the loop
-        begins and, if it answered then, before every step: the loop drafts where matches of that length have been worth
-        it, and learns that from plain steps as well.
+        With ``num_speculative_tokens="auto"`` or a `CostTable` it is asked once as the loop begins and, if it answered
+        then, before every step: the loop drafts where matches of that length have been worth it, and learns that from
+        plain steps as well. Beside a `target_law` or acceptance "typical" nothing is asked, nor is a drafter that reads
+        hidden states.
         """
         return None
 

@@ -42,6 +42,7 @@ class ModelBase(Drafter):
     _fed: int
     """How many of the text's last tokens a draft feeds by itself: the most that a step adds, which may still be
     unread."""
+    _started = False
     _behind = 0
     """Steps since the last one with drafting: as many tokens before those are not in our cache yet."""
 
@@ -65,6 +66,7 @@ class ModelBase(Drafter):
         known = runner.num_embeddings
         self._num_known = known if known is not None and known < state.vocab_size else None
         prompt = state.prompt if self._num_known is None else state.prompt.clamped(self._num_known)
+        self._started = True
         runner.start(prompt, self._capacity(state))
         runner.prefill(prompt)
 
@@ -98,7 +100,9 @@ class ModelBase(Drafter):
         self._behind = 0 if drafted else self._behind + 1
 
     def finish(self) -> None:
-        self.runner.finish()
+        if self._started:  # or the call was refused
+            self._started = False
+            self.runner.finish()
 
 
 class ModelDrafter(ModelBase):
@@ -163,12 +167,22 @@ class ModelDrafter(ModelBase):
         """As the draft's `Runner`; False in a subclass with another `propose`, unless that says otherwise."""
         return self.runner.capturable and type(self).propose is ModelDrafter.propose
 
-    def _next_logits(self, state: DecodingState, drafted: list[torch.Tensor]) -> torch.Tensor:
-        """``[batch, 1, vocab_draft]``: what follows the text and these tokens, of which all but the last were fed."""
+    def _next_logits(self, state: DecodingState, drafted: list[torch.Tensor], goes_on: torch.Tensor) -> torch.Tensor:
+        """``[batch, 1, vocab_draft]``: what follows the text and these tokens, of which all but the last were fed.
+
+        `goes_on` ``[batch, 1]``: whose draft has not ended yet.
+        """
         last, i = state.lengths - 1, len(drafted)
         tokens, starts = (self._known(drafted[-1]), last + i) if drafted else self._text(state, self._fed, self._fed)
-        if not drafted:  # a text of one token has no second
-            self.runner.expect(lambda: torch.arange(2, device=state.device) <= (last - starts)[:, None])
+
+        def real() -> torch.Tensor:
+            asked = state.active[:, None]
+            if not state.cascade_bonus:  # which reads a row more, behind a draft's end
+                asked = goes_on & torch.from_numpy(state.host_limits > i)[:, None].to(state.device)
+            # a text of one token has no second
+            return asked if drafted else asked & (torch.arange(2, device=state.device) <= (last - starts)[:, None])
+
+        self.runner.expect(real)
         logits = self.runner.forward(tokens, starts, max(state.longest + i, 2))
         assert logits is not None
         if drafted:
@@ -197,7 +211,7 @@ class ModelDrafter(ModelBase):
         goes_on = state.active[:, None]  # [batch, 1]: whether the next token still counts
         lengths = torch.zeros_like(state.lengths)
         for i in range(num_tokens):
-            logits = self._next_logits(state, tokens)
+            logits = self._next_logits(state, tokens, goes_on)
             if processors is not None and self.token_map is not None:  # processors know target ids alone
                 narrow, logits = logits, logits.new_full((*logits.shape[:2], state.vocab_size), -torch.inf)
                 logits[..., self.token_map.draft_to_target] = narrow
@@ -232,7 +246,7 @@ class ModelDrafter(ModelBase):
                 with unchecked():  # a draft may run on beyond its sequence's end, where there is no room
                     counts.add_(draw.token)
         if state.cascade_bonus:
-            bonus = self._next_logits(state, tokens)
+            bonus = self._next_logits(state, tokens, goes_on)
             rows.append(bonus)
             stats.append(row_stats(bonus, params))
         drafted = torch.cat([state.tokens[:, :0], *tokens], dim=1)

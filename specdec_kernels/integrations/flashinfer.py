@@ -22,10 +22,9 @@ device. Different on purpose, in every function:
 - Functions that renormalise rows turn one without any mass into zeros.
 
 Rows are read in place and as they are, logits or probabilities: `indices` is `sample`'s `row_index`. (Of float64, and
-of probabilities in half precision, a float32 copy is made.) Functions that renormalise rows make the logarithm of
-probabilities, a float32 tensor of the same size; `filter_apply_order` "joint" copies the rows, as their logarithm where
-they are probabilities. Tokens are made as int64 and cast: for a few integers a row, a second type in every kernel would
-not pay.
+of probabilities in half precision, a float32 copy is made.) Functions that renormalise rows, and `filter_apply_order`
+"joint", copy them. Tokens are made as int64 and cast: for a few integers a row, a second type in every kernel would not
+pay.
 """
 
 from __future__ import annotations
@@ -47,6 +46,7 @@ from ..checks import (
     check_tensor,
     shape_error,
 )
+from ..ops._common import unchecked
 from ..ops.mask_logits_ import mask_logits_
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
@@ -55,6 +55,7 @@ from ..ops.warp_probs import warp_probs
 from ..sampling import SamplingParams
 
 _LEAST_TOP_P = 2.0**-100
+_LARGE = 1e30  # stands for an infinite weight: a row of a million has a sum
 
 __all__ = [
     "chain_speculative_sampling",
@@ -339,7 +340,17 @@ def top_k_mask_logits(logits: Tensor, top_k: Tensor | int) -> Tensor:
 
 
 def renormalised(probs: Tensor, params: SamplingParams) -> Tensor:
-    return warp_probs(probs.float().log(), params).mul_((probs > 0).any(1, keepdim=True))
+    return warp_probs(_cut(probs.float(), params).log_()).mul_((probs > 0).any(1, keepdim=True))
+
+
+def _cut(probs: Tensor, params: SamplingParams) -> Tensor:
+    """``[batch, vocab]`` float32, with 0 below what is kept. By the probabilities themselves: different ones may have
+    one logarithm.
+    """
+    weights, nothing = probs.detach().nan_to_num(0.0, posinf=_LARGE).clamp_(min=0.0), probs.new_zeros(len(probs))
+    with unchecked():
+        cutoff = sample(None, params, probs=weights, uniform_samples=nothing).stats.cutoff
+    return torch.where(probs < cutoff[:, None], 0.0, probs)
 
 
 top_p_renorm_prob = top_p_renorm_probs
@@ -518,14 +529,15 @@ def _draw(
     of_probs, index = name == "probs", indices
     if joint:  # the top-k of what top-p of the whole row keeps: both keep the largest
         if indices is None:
-            given = given.detach().clone(memory_format=torch.contiguous_format)
+            given = given.detach() if of_probs else given.detach().clone(memory_format=torch.contiguous_format)
         else:
             given, none = named(given.detach(), indices)
             index = torch.where(none, -1, slots_upto(len(none), none))
+        top_p, params = checked_params(op, rows, top_p=cuts["top_p"]), checked_params(op, rows, top_k=cuts["top_k"])
         if of_probs:
-            given.log_()
-        mask_logits_(given, checked_params(op, rows, top_p=cuts["top_p"]))
-        of_probs, params = False, checked_params(op, rows, top_k=cuts["top_k"])
+            given = _cut(given, top_p)
+        else:
+            mask_logits_(given, top_p)
     drawn = sample(
         None if of_probs else given, params, probs=given if of_probs else None, row_index=index,
         uniform_samples=uniforms,

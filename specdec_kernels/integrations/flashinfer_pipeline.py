@@ -15,9 +15,10 @@ distribution included. Different on purpose:
 - Temperatures are one number or one a row; 0 is refused as a number, and in a tensor leaves a row's likeliest id alone.
   Numbers may be integers, and a `top_k` or `top_p` of 0 means what it does in `flashinfer`.
 - Errors when a pipe is called are those that the function raises, including TypeError, and in its name.
-- A compiled pipe makes fewer tensors in between, and draws from the same distribution, except for `TopK` with
-  ``joint_topk_topp`` and `TopP` and `Sample` right after it: there from that of "joint" in `flashinfer`. With `indices`
-  the filter before `Sample` may there have one value per output instead of one per row, see `flashinfer`.
+- A compiled pipe makes fewer tensors in between, and draws from the same distribution (up to the rounding of rows in
+  half precision, which one that is not compiled cuts filter by filter), except for `TopK` with ``joint_topk_topp`` and
+  `TopP` and `Sample` right after it: there from that of "joint" in `flashinfer`. With `indices` the filter before
+  `Sample` may there have one value per output instead of one per row, see `flashinfer`.
 """
 
 from __future__ import annotations
@@ -159,6 +160,12 @@ def _scaled_softmax(logits: Tensor, temperature: Tensor | float) -> Tensor:
     return flashinfer.softmax(logits, _temperature(logits, temperature))
 
 
+def _cut_by_top_k(probs: Tensor, top_k: Tensor | int) -> Tensor:
+    """Of float64, too, as those that draw right away."""
+    double = isinstance(probs, Tensor) and probs.dtype == torch.float64
+    return flashinfer.top_k_renorm_probs(probs.float() if double else probs, top_k)
+
+
 def _cut_by_min_p(probs: Tensor, min_p: Tensor | float) -> Tensor:
     vocab, rows = checked_rows("MinP", "probs", probs)
     return renormalised(rows, checked_params("MinP", rows, min_p=min_p))[:, :vocab]
@@ -171,7 +178,7 @@ _RUNS: dict[tuple[Any, ...], tuple[Callable[..., Any], tuple[str, ...]]] = {
     (LOGITS, Softmax): (flashinfer.softmax, ()),
     (LOGITS, TopK): (flashinfer.top_k_mask_logits, ("top_k",)),
     (LOGITS, Sample): (flashinfer.sampling_from_logits, ()),
-    (PROBS, TopK): (flashinfer.top_k_renorm_probs, ("top_k",)),
+    (PROBS, TopK): (_cut_by_top_k, ("top_k",)),
     (PROBS, TopP): (flashinfer.top_p_renorm_probs, ("top_p",)),
     (PROBS, MinP): (_cut_by_min_p, ("min_p",)),
     (PROBS, Sample): (flashinfer.sampling_from_probs, ()),

@@ -568,7 +568,7 @@ def _write(
     final: Tensor,
 ) -> None:
     """The outputs, in place: of accepted nodes and of the token after the last."""
-    on, room = path >= 0, accept_index.shape[1]
+    on, width = path >= 0, path.shape[1]  # at most as wide as accept_index
     index = retrive_index.long().gather(1, path.clamp_min(0))
     after = torch.nn.functional.pad(path[:, 1:], (0, 1), value=-1)
     tokens = torch.where(after >= 0, candidates.gather(1, after.clamp_min(0)), final[:, None]).to(predicts.dtype)
@@ -576,8 +576,5 @@ def _write(
     written = on & (index >= 0) & (index < len(predicts))
     spare.scatter_(0, torch.where(written, index, len(predicts)).flatten(), tokens.flatten())
     predicts.copy_(spare[:-1])
-    width = min(room, path.shape[1])
-    accept_index[:, :width] = (
-        torch.where(on, index, -1)[:, :width].to(accept_index).where(on[:, :width], accept_index[:, :width])
-    )
+    accept_index[:, :width] = torch.where(on, index, -1).to(accept_index).where(on, accept_index[:, :width])
     accept_token_num.copy_(on.sum(1, dtype=torch.int32) - 1)

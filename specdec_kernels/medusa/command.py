@@ -19,7 +19,7 @@ from ..drafters.medusa_heads import MedusaHeads
 from ..options import integer, number
 from ..tree import DraftTree
 from .calibrate import count_accuracy, falling
-from .data import Features, prepare
+from .data import Features, digest_of, prepare
 from .draft_model import acceptance_of, first_layers, train_draft
 from .fitting import Recipe, check_plain_logits
 from .train import choose_vocabulary, train_heads, train_jointly
@@ -145,13 +145,16 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     losses = train_heads(heads, train, recipe, _checkpoint(folder, "heads", arguments.heads), progress=True)
     heads.card = _card(heads, arguments, train, held_out, recipe, losses)
+    if _BACKBONE in vars(model.config):  # of other heads
+        heads.card["backbone"] = getattr(model.config, _BACKBONE)
     if arguments.joint_steps:
         joint = replace(recipe, steps=arguments.joint_steps, batch_size=arguments.joint_batch)
         dtype = model.dtype  # bfloat16 would round small steps away; and heads are float32
         kept = _checkpoint(folder, "joint", arguments.heads)
         losses = train_jointly(model.float(), heads, train, joint, kept, progress=True)
         heads.card["joint"] = {"steps": joint.steps, "documents a step": joint.batch_size, "last loss": losses[-1]}
-        setattr(model.config, _BACKBONE, True)
+        heads.card["backbone"] = digest_of(heads)
+        setattr(model.config, _BACKBONE, heads.card["backbone"])
         model.to(dtype).save_pretrained(arguments.backbone)
         tokenizer.save_pretrained(arguments.backbone)
     else:  # of the joint kind `calibrate` does it, by the new backbone's hidden states
@@ -167,7 +170,10 @@ def _check_folder(path: Path, model: Path | None, kind: str) -> None:
         raise ValueError(f"{path} must be another folder than --model, whose weights would be lost")
     found = path / "config.json"
     if found.exists():
-        config = json.loads(read_text(found))
+        try:
+            config = json.loads(read_text(found))
+        except ValueError as error:
+            raise ValueError(f"{found} must be whole JSON (remove {path} to begin anew), got {error}") from error
         holds = "backbone" if _BACKBONE in config else "draft" if "draft_token_ids" in config else "another"
         if holds != kind:
             raise ValueError(f"{path} must hold no model but a {kind} that was trained here: it would be lost")
@@ -258,9 +264,9 @@ def _card(
 def _calibrate(arguments: argparse.Namespace) -> dict[str, Any]:
     model, tokenizer = load_target(arguments)
     heads = MedusaHeads.load(arguments.heads, model)
-    if "joint" in heads.card and not getattr(model.config, _BACKBONE, False):
+    if heads.card.get("backbone") != getattr(model.config, _BACKBONE, None):
         raise ValueError(
-            f"--model must be the backbone that was trained with {arguments.heads}, got {model_name(arguments)}"
+            f"--model must be the backbone that {arguments.heads} was trained with, got {model_name(arguments)}"
         )
     if arguments.ranks > len(heads.token_map):  # before the text is written, which takes hours
         raise ValueError(f"--ranks must be in [1, {len(heads.token_map)}], the ids drafted, got {arguments.ranks}")

@@ -338,6 +338,8 @@ def distill(model: Any, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[st
 def check_tokenizer(tokenizer: object) -> None:
     if not hasattr(tokenizer, "apply_chat_template"):
         raise TypeError(f"prepare: tokenizer must be one of transformers, got {type(tokenizer).__name__}")
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError("prepare: tokenizer must have a chat template, as that of a chat model, got one without")
 
 
 class Seeds:
@@ -357,6 +359,8 @@ class Seeds:
         self.seed = seed
         files = [path.read_text(encoding="utf-8", errors="ignore") for path in sources()]
         order = np.random.default_rng(seed)
+        if not files:
+            raise ValueError("prepare: this Python must come with its library's source code, got none")
         self._functions = [f for text in files for f in _functions(text)]
         order.shuffle(self._functions)
         order.shuffle(files)
@@ -365,7 +369,9 @@ class Seeds:
     def prompts(self, model: Any, shard: int) -> list[str]:
         """What a self-distilled shard continues: beginnings of functions, questions about them, or self-talk."""
         kind, turn = shard % 3, shard // 3
-        chosen = [self._functions[(turn * _DOCUMENTS + i) % len(self._functions)] for i in range(_DOCUMENTS)]
+        # Questions are about others than those whose beginnings are continued: some of both kinds are held out.
+        first = turn * _DOCUMENTS + (len(self._functions) // 2 if kind == 1 else 0)
+        chosen = [self._functions[(first + i) % len(self._functions)] for i in range(_DOCUMENTS)]
         if kind == 0:
             return [beginning for beginning, _ in chosen]
         if kind == 1:

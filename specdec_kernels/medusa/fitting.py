@@ -133,7 +133,7 @@ def check_run(
 
 
 class Order:
-    """Which items each step sees: all of them, shuffled anew for every round."""
+    """Which items each step sees: in every round, shuffled anew, as many whole batches as there are."""
 
     def __init__(self, caller: str, num_items: int, recipe: Recipe) -> None:
         if num_items == 0:

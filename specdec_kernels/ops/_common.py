@@ -175,11 +175,13 @@ def places_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[bool, i
 
 
 def _places_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[bool, int]:
-    nested, span = True, 1
-    for stride, size in sorted(zip(strides, shape, strict=True)):
-        nested &= stride >= span or size <= 1
-        span += stride * (size - 1)
-    return nested, span
+    # Compared pair by pair: Dynamo sorts no sizes that may change.
+    dims = list(enumerate(zip(strides, shape, strict=True)))
+    nested = True
+    for i, (stride, size) in dims:
+        within = [(s, n) for j, (s, n) in dims if s < stride or (s == stride and j < i)]
+        nested &= stride > sum(s * (n - 1) for s, n in within) or size <= 1
+    return nested, 1 + sum(stride * (size - 1) for _, (stride, size) in dims)
 
 
 _known_places_of = functools.lru_cache(maxsize=64)(_places_of)

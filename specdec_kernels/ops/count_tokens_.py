@@ -74,11 +74,9 @@ def _count(
         raise shape_error(op, "tokens", f"[batch={batch}, n]", tokens)
     if num_tokens is not None:
         check_given(op, "num_tokens", num_tokens, ID_DTYPES, device, ("batch",), (batch,))
+    chosen = dispatch("count_tokens_", _op, backend, device, op)
     written(ids, counts, num_output)
-    out: Tensor = _call(
-        dispatch("count_tokens_", _op, backend, device, op), ids=ids, counts=counts, num_output=num_output,
-        tokens=tokens, num_tokens=num_tokens,
-    )  # fmt: skip
+    out: Tensor = _call(chosen, ids=ids, counts=counts, num_output=num_output, tokens=tokens, num_tokens=num_tokens)
     raise_for_status(op, out)
     return out
 

@@ -102,10 +102,11 @@ def gather_kv_(
     Raises
     ------
     TypeError, ValueError
-        A wrong dtype, shape, device or layout, tensors that overlap, or a backend that cannot run here; before any
-        work. What only values can show sets ``status``: `Status.BAD_TREE` for an accepted node that is not greater than
-        the one before it, or whose row or page lies outside the cache: the path ends before it; `Status.BAD_PARAM` for
-        a context length that leaves no row for the root: an idle row.
+        A wrong dtype, shape, device or layout, tensors that overlap or require grad (outside of ``torch.no_grad()``),
+        or a backend that cannot run here; before any work. What only values can show sets ``status``:
+        `Status.BAD_TREE` for an accepted node that is not greater than the one before it, or whose row or page lies
+        outside the cache: the path ends before it; `Status.BAD_PARAM` for a context length that leaves no row for the
+        root: an idle row.
     RuntimeError
         A status is set while ``SPECDEC_CHECK=1``; after the work.
     """
@@ -121,10 +122,12 @@ def gather_kv_(
     layouts = _layouts(op, layout, block_table is not None)
     _check_cache(op, tensors, layouts, batch, device)
     key_layout, value_layout = ([_NUMBERS[letter] for letter in letters] for letters in (layouts[0], layouts[-1]))
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):  # rows move behind autograd's back
+        raise ValueError(f"{op}: cache must not require grad (call it within torch.no_grad()), got some that does")
+    chosen = dispatch(op, _op, backend, device)
     written(*tensors)
     out = _call(
-        dispatch(op, _op, backend, device),
-        cache=tensors, key_layout=key_layout, value_layout=value_layout, accepted_nodes=accepted_nodes,
+        chosen, cache=tensors, key_layout=key_layout, value_layout=value_layout, accepted_nodes=accepted_nodes,
         context_lengths=context_lengths, block_table=block_table,
     )  # fmt: skip
     raise_for_status(op, out[1])
@@ -202,7 +205,8 @@ def _check_cache(
             shape, strides, place = tensor.shape, tensor.stride(), tensor.device
         except RuntimeError:  # of a sparse one
             raise _wrong_kind(op, number, tensor) from None
-        kind = (number % len(layouts), shape, strides, place, tensor.dtype)
+        # As a key it would fix sizes that may change from call to call of compiled code.
+        kind = None if torch.compiler.is_compiling() else (number % len(layouts), shape, strides, place, tensor.dtype)
         if kind in spans:
             continue
         if tensor.layout is not torch.strided or tensor.is_quantized:  # whose bytes are not all of what it is
@@ -219,12 +223,13 @@ def _check_cache(
             names = (f"{_NAMES[k]}={known[k]}" if k in known else _NAMES[k].format(batch=batch) for k in letters)
             raise shape_error(op, f"cache[{number}]", f"[{', '.join(names)}]", tensor)
         nested, span = places_of(shape, strides)
-        spans[kind] = span * tensor.element_size()
+        if kind is not None:
+            spans[kind] = span * tensor.element_size()
         if not nested and tensor.numel():
             raise ValueError(f"{op}: cache[{number}] must not overlap themselves, got strides {strides}")
         if "n" in letters:
             known["s"] = shape[letters.index("s")]  # blocks are of one size
-    if not torch.compiler.is_compiling() and spans and not isinstance(tensors[0], FakeTensor):
+    if spans and not isinstance(tensors[0], FakeTensor):
         addresses = sorted([address for tensor in tensors if (address := tensor.data_ptr())])  # 0: an empty one
         if min(map(operator.sub, addresses[1:], addresses), default=0) < max(spans.values()) and len(addresses) > 1:
             _check_apart(op, tuple(_Place(t.data_ptr(), t.shape, t.stride(), t.element_size()) for t in tensors))

@@ -61,7 +61,8 @@ def mask_logits_(logits: Tensor, params: SamplingParams | None, *, backend: str 
         raise ValueError(f"{op}: logits must not overlap themselves, got strides {logits.stride()}")
     rows, device = as_rows(logits), logits.device
     params = check_params(op, "params", params, rows.shape[0], device)
+    chosen = dispatch(op, _op, backend, device)
     written(logits)
-    status: Tensor = _call(dispatch(op, _op, backend, device), logits=rows, params=params)
+    status: Tensor = _call(chosen, logits=rows, params=params)
     raise_for_status(op, status)
     return status if rows is logits else status.reshape(shape[:-1])

@@ -50,8 +50,8 @@ def shard_stats(
     -------
     ShardStats
         ``tile_max`` and ``tile_mass [batch, n, tiles]`` float32, ``argmax [batch, n]`` int64 (counted from the shard's
-        first id), ``status [batch, n]`` int32 (`Status.NAN` alone). ``SPECDEC_CHECK=1`` raises only in `merge_shards`,
-        on all ranks alike.
+        first id), ``status [batch, n]`` int32 (`Status.NAN` alone). Nothing raises for it, as other ranks would
+        go on: `sk.distributed.verify_chain` does under ``SPECDEC_CHECK=1``, on all of them alike.
 
     Raises
     ------

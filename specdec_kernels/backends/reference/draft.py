@@ -70,7 +70,8 @@ def probs_from_stats(logits: Tensor, values: Tensor, argmax: Tensor, params: Par
     """The law that `values` and `argmax` describe, by the formula in `RowStats`."""
     maximum, cutoff, normalizer = values[..., 0:1], values[..., 1:2], values[..., 3:4]
     x = logits.to(values.dtype)
-    weights = exp((x - maximum) * params.inverse_temperature[..., None])
+    # Stats of another row may claim a max that is too small: infinite weights would make NaN of all that follows.
+    weights = exp(((x - maximum) * params.inverse_temperature[..., None]).clamp_max(88.0))
     kept = (x >= cutoff) & (x > -math.inf)
     hot = slots_upto(x.shape[-1], x) == argmax[..., None]
     one_hot = params.greedy[..., None] | maximum.isinf()

@@ -8,8 +8,9 @@ how many rows there are, and any vocabulary goes through the same loops. Kernels
 arguments are described in ``bundles.py``.
 
 ``row_stats`` takes two launches: ``scan`` (all tiles at once) and ``law`` (a program a row: combines its tiles, finds
-the cut-off). ``sample`` adds one that draws, ``verify_chain`` those in its file, and
-``verify_tree`` those in ``tree.py`` and ``tree_walk.py`` or ``siblings.py``; processors add a few small ones.
+the cut-off). ``sample`` adds one that draws, and before it one for noise and one for a `row_index`; ``verify_chain``
+those in its file, and ``verify_tree`` those in ``tree.py`` and ``tree_walk.py`` or ``siblings.py``; processors add a
+few small ones.
 
 This module imports no triton: it is optional.
 """

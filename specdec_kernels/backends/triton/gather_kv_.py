@@ -54,7 +54,7 @@ def find(table, b, position, found, max_blocks, block_size, num_blocks):
     return block, row, found
 
 
-@triton.jit(do_not_specialize=["max_depth", "max_blocks", "num_blocks", "capacity"])
+@triton.jit(do_not_specialize=["max_depth", "max_blocks", "block_size", "num_blocks", "capacity"])
 def kernel(
     paths,
     max_depth,

@@ -72,7 +72,7 @@ def law_remainder(target, draft, mixtures, at, weight, whole, ids):
             # where an id is kept, weight (Q + scale P) - Q without the cancellation
             taken = tl.where(whole, tl.where(kept, -1.0, 0.0), tl.where(kept, 1.0 - weight, 1.0))
         scale *= mixture.scale
-    left, _ = remainder(target, draft, at, scale, taken, ids)
+    left = remainder(target, draft, at, scale, taken, ids)
     return left
 
 
@@ -123,7 +123,7 @@ def remainder_mass(target, draft, at, scale, tiles, TILES: tl.constexpr):
     """``sum (scale * P - Q)+`` of one position."""
     total = tl.zeros((), tl.float32)
     for first_tile in range(0, tiles, TILES):
-        left, _ = remainder(target, draft, at, scale, 1.0, tile_ids(first_tile, TILES))
+        left = remainder(target, draft, at, scale, 1.0, tile_ids(first_tile, TILES))
         total += tl.sum(tl.sum(left, 1), 0)
     return total
 

@@ -32,6 +32,6 @@ def pair(target, draft, at, scale, ids):
 
 @triton.jit
 def remainder(target, draft, at, scale, taken, ids):
-    """``(scale * P - taken * Q)+`` of target ids at a position, and their Q."""
+    """``(scale * P - taken * Q)+`` of target ids at a position."""
     p, q = pair(target, draft, at, scale, ids)
-    return tl.maximum(p - taken * q, 0.0), q
+    return tl.maximum(p - taken * q, 0.0)

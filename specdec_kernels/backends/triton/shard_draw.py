@@ -61,7 +61,7 @@ def masses(
         mass = tl.where(here & (law.argmax >= 0), tl.where(weight < 0.0, 1.0, tl.maximum(weight - taken, 0.0)), 0.0)
     if draft.given:
         if weight >= 0.0:
-            left, _ = remainder(
+            left = remainder(
                 target, draft, Position(row // n, row % n, row, row), weight, 1.0, tile_ids(first_tile, TILES)
             )
             mass = tl.sum(left, 1)
@@ -105,7 +105,7 @@ def draw(
         if weight < 0.0:
             left = without_point(target, row, n, None, ids)
         elif draft.given:
-            left, _ = remainder(target, draft, Position(row // n, row % n, row, row), weight, 1.0, ids)
+            left = remainder(target, draft, Position(row // n, row % n, row, row), weight, 1.0, ids)
         else:
             left = without_point(target, row, n, points, ids)
         id = first + walk_ids(left, ids, rest, mass)

@@ -184,7 +184,7 @@ def generate(
         stop=follower,
     )
     if config.do_sample:
-        _check_status(out.status)
+        _check_status(out.status if follower is None else follower.judged(out.status))
     if streamer is not None:
         streamer.end()
     tokens = out.tokens if follower is None else out.tokens[:, : follower.width]
@@ -237,7 +237,7 @@ def _stops(criteria: Any, vocab: int) -> tuple[int, list[int], list[Any]]:
     Ids that the vocabulary does not have are left out: −1 is transformers' users' way of saying that none ends it.
     """
     lengths = [c.max_length for c in criteria if type(c) is hf.MaxLengthCriteria]
-    ends = [id for c in criteria if type(c) is hf.EosTokenCriteria for id in c.eos_token_id.tolist()]
+    ends = [id for c in criteria if type(c) is hf.EosTokenCriteria for id in c.eos_token_id.flatten().tolist()]
     others = [c for c in criteria if type(c) not in (hf.MaxLengthCriteria, hf.EosTokenCriteria)]
     return min(lengths), list(dict.fromkeys(end for end in ends if 0 <= end < vocab)), others
 

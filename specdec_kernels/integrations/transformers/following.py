@@ -58,6 +58,7 @@ class Follower:
         self._logits = Columns(batch) if output_logits else None
         self._states = states
         self._counts = [0] * batch
+        self._sound = [bool(criteria) and runner is not None] * batch  # so far; if not to be seen, False
         self._done: list[int | None] = [None] * batch  # how many new tokens it had when it met an end
 
     def __call__(self, tokens: list[np.ndarray]) -> list[int | None]:
@@ -94,6 +95,10 @@ class Follower:
         """Hidden states and attentions that were asked for, by their names in a model's output."""
         return {} if self._states is None else self._states.outputs(self.width)
 
+    def judged(self, status: Tensor) -> Tensor:
+        """The status of the whole call, without flags of rows that a criterion has cut off, as far as that is known."""
+        return status.masked_fill(torch.tensor(self._sound, device=status.device), 0)
+
     def _take(self, b: int, i: int, token: int) -> None:
         """The next token of sequence `b`, drawn from row `i` of the last forward."""
         t = self._counts[b]
@@ -112,14 +117,14 @@ class Follower:
                 row = processor(self._text[b : b + 1, : length - 1], row)
             self._scores.put(t, b, row[0])
         if self._done[b] is None:
+            if self._sound[b]:
+                assert self._runner is not None
+                self._sound[b] = bool(self._runner.rows[b, i].max().isfinite())
             seen = None
             if self._scores is not None and self._criteria:
                 seen = tuple(scores[b : b + 1] for scores in self._scores.first(t + 1))
-            if (
-                token in self._ends
-                or self._counts[b] == self._most
-                or (self._criteria and bool(self._criteria(self._text[b : b + 1, :length], seen)[0]))
-            ):
+            met = bool(self._criteria) and bool(self._criteria(self._text[b : b + 1, :length], seen)[0])
+            if met or token in self._ends or self._counts[b] == self._most:
                 self._done[b] = self._counts[b]
 
     def _stream(self) -> None:

@@ -33,6 +33,7 @@ class PackedWeights:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._layers: list[nn.Module] = []
+        self._undone = False
 
     @property
     def num_layers(self) -> int:
@@ -44,7 +45,9 @@ class PackedWeights:
         for layer in self._layers:
             layer.__dict__.pop("forward", None)
         self._layers = []
-        _packed.discard(self._model)
+        if not self._undone:  # it may have been packed anew since
+            _packed.discard(self._model)
+        self._undone = True
 
     def __enter__(self) -> PackedWeights:
         return self

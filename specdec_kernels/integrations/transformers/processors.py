@@ -103,8 +103,8 @@ def of_row(processor: Processor, row: int, batch: int) -> Processor:
 class ProcessedRunner(Runner):
     """A runner whose logits have been through processors, each row with the text before it, draft tokens included.
 
-    A row after an impossible draft token, after an end, or where a sequence has no draft token is left as it is: no
-    rule looks at it, and a processor never sees a text that it has excluded.
+    A row after an impossible draft token, after an end, or where a sequence has no token or draft token is left as it
+    is: no rule looks at it, and a processor never sees a text that it has excluded, or one that cannot go on.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class ProcessedRunner(Runner):
         self, inner: Runner, processors: Sequence[Processor], prompts: Tensor, ends: Collection[int],
         drafts: int | None = None,
     ) -> None:  # fmt: skip
-        self._inner, self._prompts, self._ends, self._drafts = inner, prompts, ends, drafts is not None
+        self._inner, self._prompts, self._ends, self._drafts = inner, prompts, frozenset(ends), drafts is not None
         self._real: Tensor | None = None  # of the next forward
         self.name, self.device, self.max_length = inner.name, inner.device, inner.max_length
         self.vocab_size = drafts or inner.vocab_size
@@ -211,10 +211,12 @@ class ProcessedRunner(Runner):
         if not self._names:
             return
         self.rows = self.raw.to(torch.float32, copy=True)
+        goes_on = [not ended for ended in self.ended]
         if real is not None:
             parents = torch.where(real, parents, -1)
+            goes_on = [more and first for more, first in zip(goes_on, real[:, 0].tolist(), strict=True)]
         for b, (at, above) in enumerate(zip(first.tolist(), parents.tolist(), strict=True)):
-            if not self.ended[b]:
+            if goes_on[b] and self._ends.isdisjoint(self._text[b, self._prompts.shape[1] : at].tolist()):
                 self._process_one(b, tokens[b], self._text[b, :at], above)
 
     def _process_one(self, b: int, tokens: Tensor, before: Tensor, parents: list[int]) -> None:

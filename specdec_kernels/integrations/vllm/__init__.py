@@ -48,6 +48,7 @@ def check_version(version: str) -> None:
     if not OLDEST <= found <= NEWEST or (unreleased and found == NEWEST):
         first, last = (".".join(map(str, known)) for known in (OLDEST, NEWEST))
         built = " (a checkout without tags, perhaps)" if version.startswith("0.1.dev") else ""
+        last += f" (no pre-release of {last})" if found == NEWEST else ""
         raise RuntimeError(
             f"specdec_kernels: SPECDEC_VLLM=1 serves vLLM {first} to {last}, got {version}{built}; "
             "unset it for vLLM as it is"

@@ -278,7 +278,7 @@ def make_validate_spec_decode(stock: Function) -> Function:
 
 
 def make_build_logitsprocs(stock: Function) -> Function:
-    """``build_logitsprocs``, which leaves min-p out under speculation."""
+    """``build_logitsprocs``, with min-p under speculation too, where vLLM's own leaves it out."""
 
     def build_logitsprocs(
         vllm_config: Any, device: Any, is_pin_memory: bool, is_pooling_model: bool, *custom: Any, **named: Any
