@@ -72,8 +72,7 @@ def law_remainder(target, draft, mixtures, at, weight, whole, ids):
             # where an id is kept, weight (Q + scale P) - Q without the cancellation
             taken = tl.where(whole, tl.where(kept, -1.0, 0.0), tl.where(kept, 1.0 - weight, 1.0))
         scale *= mixture.scale
-    left = remainder(target, draft, at, scale, taken, ids)
-    return left
+    return remainder(target, draft, at, scale, taken, ids)
 
 
 @triton.jit

@@ -214,7 +214,7 @@ class ProcessedRunner(Runner):
         goes_on = [not ended for ended in self.ended]
         if real is not None:
             parents = torch.where(real, parents, -1)
-            goes_on = [more and first for more, first in zip(goes_on, real[:, 0].tolist(), strict=True)]
+            goes_on = [more and its for more, its in zip(goes_on, real[:, 0].tolist(), strict=True)]
         for b, (at, above) in enumerate(zip(first.tolist(), parents.tolist(), strict=True)):
             if goes_on[b] and self._ends.isdisjoint(self._text[b, self._prompts.shape[1] : at].tolist()):
                 self._process_one(b, tokens[b], self._text[b, :at], above)
