@@ -161,8 +161,9 @@ class LearnedCosts:
     """
 
     # What the variances grow by with each step, so that what changes is noticed: about the last 7 steps tell how slow
-    # the machine is, and the last 70 with and without drafts what these cost.
+    # the machine is, and the last 100 with and without drafts what these cost.
     _WANDERS, _CHANGE = 0.02, 0.0001
+    _NOTED = 0.002  # changes below this share are not, and nothing is decided by them
     # In natural logarithm: a step that was interrupted says no more than that. Perhaps the machine has become slower or
     # faster at once: that is then so much less certain.
     _LARGEST_SURPRISE, _JUMP = 0.7, 2.0
@@ -209,8 +210,10 @@ class LearnedCosts:
         return self._revisions[-1][1]
 
     def learn(self, step: int, choice: int, seconds: float | None) -> None:
-        """Take in the time of this step, whose draft was of that place in the table; None: that says nothing."""
-        if seconds is None:
+        """Take in the time of this step, whose draft was of that place in the table; None, or 0 on a coarse clock: that
+        says nothing.
+        """
+        if not seconds:
             return
         if choice not in self._met:
             self._met.add(choice)
@@ -230,8 +233,9 @@ class LearnedCosts:
             self._covariance = self._covariance - np.outer(gain, along)
         self._covariance.flat[:: len(self._change) + 1] += self._change
         self._learned.add(choice)
-        if len(self._learned) > 1:
-            self._revisions.append((step + 1, self._now()))
+        now = self._now()
+        if len(self._learned) > 1 and np.abs(now / self._revisions[-1][1] - 1).max() > self._NOTED:
+            self._revisions.append((step + 1, now))
 
     def leave(self, ahead: float) -> None:
         """Take in how far the call is ahead of plain decoding by now, for the next one."""
