@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
+import specdec_kernels as sk
 from python_tests.decoding.models import near, tiny
+from specdec_kernels.integrations.transformers import generate
 
 ENDS = [2, 7, 13, 21, 30, 44]
 PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
@@ -20,6 +22,9 @@ PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
 DRAFTED = {
     "assistant": lambda assistant: {"assistant_model": assistant},
     "lookup": lambda _: {"prompt_lookup_num_tokens": 4},
+}
+OF_DECODERS = DRAFTED | {
+    "trees": lambda assistant: {"custom_generate": generate, "drafter": sk.ModelTreeDrafter(assistant, 9, 3, 4)}
 }
 
 

@@ -27,7 +27,7 @@ from transformers.generation.utils import GenerationMixin
 
 import specdec_kernels as sk
 from python_tests.decoding.models import VOCAB, near, prompts, tiny
-from python_tests.integrations.assistants import DRAFTED, ENDS, PAIRS, Along, NoEvenAfterOdd
+from python_tests.integrations.assistants import DRAFTED, ENDS, OF_DECODERS, PAIRS, Along, NoEvenAfterOdd
 from specdec_kernels.integrations.transformers import (
     assisted,
     assisted_generation,
@@ -36,10 +36,6 @@ from specdec_kernels.integrations.transformers import (
     versions,
 )
 from specdec_kernels.integrations.transformers.models import DECODERS, ENCODER_DECODERS
-
-OF_DECODERS = DRAFTED | {
-    "trees": lambda assistant: {"custom_generate": generate, "drafter": sk.ModelTreeDrafter(assistant, 9, 3, 4)}
-}
 
 
 class Stop(StoppingCriteria):  # type: ignore[misc]
@@ -141,30 +137,6 @@ def test_ends_within_an_accepted_block(name: str) -> None:
     same(model, {"assistant_model": model}, *prompts(4, 9, 6, 7), **OPTIONS[name])
 
 
-@pytest.mark.parametrize("drafted", OF_DECODERS)
-def test_a_processor_never_sees_a_text_that_it_has_excluded(drafted: str) -> None:
-    """As a grammar would not know what may follow."""
-    model, assistant = PAIRS["llama"]()
-    ids, mask = prompts(4, 9)
-    seen = []
-
-    def allowed(row: int, text: Tensor) -> list[int]:
-        def after(last: Tensor) -> list[int]:
-            return list(range(3 + row, VOCAB, 2 + int(last) % 3))
-
-        new = text[9:]
-        assert all(int(token) in after(last) for last, token in zip(new, new[1:], strict=False))
-        seen.append(row)
-        return after(text[-1])
-
-    with assisted_generation(num_speculative_tokens=4):
-        model.generate(
-            ids, attention_mask=mask, max_new_tokens=20, do_sample=False, eos_token_id=None,
-            prefix_allowed_tokens_fn=allowed, **OF_DECODERS[drafted](assistant),
-        )  # fmt: skip
-    assert set(seen) == {0, 1}
-
-
 @pytest.mark.parametrize("option", [{"min_new_tokens": 9}, {"return_dict_in_generate": True, "output_scores": True}])
 def test_prompts_of_int32(option: dict[str, Any]) -> None:
     model, _ = PAIRS["llama"]()
@@ -246,65 +218,6 @@ def test_a_streamer_gets_what_plain_generation_gives_it(lengths: tuple[int, ...]
     with assisted_generation(num_speculative_tokens=4):
         model.generate(ids, streamer=ours, prompt_lookup_num_tokens=4, **wanted)
     assert ours.got == plain.got and ours.ended == plain.ended == 1
-
-
-def test_criteria_are_asked_token_by_token() -> None:
-    """Within an accepted block too, each with the scores up to there."""
-    model, _ = PAIRS["llama"]()
-    seen: list[tuple[list[int], int]] = []
-
-    class Watch(StoppingCriteria):  # type: ignore[misc]
-        def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> bool:
-            assert scores[-1].shape == (1, VOCAB) and int(scores[-1].argmax()) == int(input_ids[0, -1])
-            seen.append((input_ids[0, 6:].tolist(), len(scores)))
-            return len(scores) == 7
-
-    with assisted_generation(num_speculative_tokens=4):  # all drafts are accepted, the seventh token is in a block
-        out = model.generate(
-            prompts(6)[0], assistant_model=model, do_sample=False, max_new_tokens=20, stopping_criteria=[Watch()],
-            return_dict_in_generate=True, output_scores=True, eos_token_id=None,
-        )  # fmt: skip
-    text = out.sequences[0, 6:].tolist()
-    assert seen == [(text[:n], n) for n in range(1, 8)] and len(text) == len(out.scores) == 7
-
-
-@pytest.mark.parametrize("ends", [False, True])
-def test_criteria_are_asked_about_the_last_token_too(ends: bool) -> None:
-    model, _ = PAIRS["llama"]()
-    texts: list[list[int]] = []
-
-    class Watch(StoppingCriteria):  # type: ignore[misc]
-        def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-            texts.append(input_ids[0, 6:].tolist())
-            return torch.zeros(1, dtype=torch.bool)
-
-    ids = prompts(6)[0]
-    plain = model.generate(ids, do_sample=False, max_new_tokens=9, eos_token_id=None)[0, 6:].tolist()
-    end = plain[4] if ends else None
-    with assisted_generation(num_speculative_tokens=4):
-        out = model.generate(
-            ids, assistant_model=model, do_sample=False, max_new_tokens=9, stopping_criteria=[Watch()], eos_token_id=end
-        )[0, 6:].tolist()
-    assert texts == [out[:n] for n in range(1, len(out) + 1)] and len(out) == (plain.index(end) + 1 if ends else 9)
-
-
-def test_an_assistant_s_processors_see_no_text_that_cannot_go_on() -> None:
-    """None behind an end that the assistant drafts, or as long as a sequence may become."""
-    model, assistant = PAIRS["llama"]()
-    ids, mask = prompts(6, 4, 5)
-    seen: list[Tensor] = []
-
-    def note(text: Tensor, scores: Tensor) -> Tensor:
-        seen.append(text[0].clone())
-        return scores
-
-    options: dict[str, Any] = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 9}
-    plain = model.generate(ids, eos_token_id=None, **options)
-    for drafter, end in ((model, int(plain[0, 8])), (assistant, None)):
-        seen.clear()
-        with assisted_generation(num_speculative_tokens=4):
-            model.generate(ids, assistant_model=drafter, logits_processor=[note], eos_token_id=end, **options)
-        assert len(seen) > 9 and all(len(text) < 6 + 9 and end not in text[6:].tolist() for text in seen)
 
 
 # --- how it is called -------------------------------------------------------------------------------------------------

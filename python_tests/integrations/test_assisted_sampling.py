@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, StoppingCriteria
+from transformers import GenerationConfig
 from transformers.generation import logits_process as hf
 
 import specdec_kernels as sk
@@ -244,60 +244,6 @@ def test_logits_that_cannot_be_sampled_from() -> None:
     assistant.get_output_embeddings().weight.data[7] = torch.nan  # the model itself is fine
     with assisted_generation(), pytest.raises(RuntimeError, match="cannot be sampled from: NAN.* or its assistant's$"):
         model.generate(prompts(4)[0], assistant_model=assistant, do_sample=True)
-
-
-def test_a_row_behind_the_end_of_a_criterion_may_have_nothing_possible() -> None:
-    """As the last state of an automaton has; plain generation never comes there."""
-    model, _ = PAIRS["llama"]()
-    ids = prompts(6)[0]
-    options: dict[str, Any] = {"do_sample": True, "top_k": 1, "eos_token_id": None, "max_new_tokens": 9}
-    text = model.generate(ids, **options)[0, 6:].tolist()
-    last = next(token for token in text[:4] if token not in ids[0].tolist())  # is drafted in the first step
-
-    def automaton(text: Tensor, scores: Tensor) -> Tensor:
-        return torch.full_like(scores, -torch.inf) if int(text[0, -1]) == last else scores
-
-    class Ends(StoppingCriteria):  # type: ignore[misc]
-        def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-            return input_ids[:, -1] == last
-
-    options |= {"logits_processor": [automaton]}
-    expected = model.generate(ids, stopping_criteria=[Ends()], **options)
-    with assisted_generation(num_speculative_tokens=4):
-        out = model.generate(ids, stopping_criteria=[Ends()], assistant_model=model, **options)
-        assert torch.equal(expected, out) and int(out[0, -1]) == last
-        with pytest.raises(RuntimeError, match="sequence 0 cannot be sampled from: EMPTY_ROW"):
-            model.generate(ids, assistant_model=model, **options)
-
-
-@pytest.mark.parametrize("drafted", ["lookup", "tree", "assistant"])
-def test_processors_see_texts_that_can_be(drafted: str) -> None:
-    """None that goes on behind an end, and none with what fills up the draft of a sequence that has none."""
-    model, assistant = PAIRS["llama"]()
-    ids = torch.tensor([[9, 5, 2, 7, 7, 2, 7, 9, 5], [1, 4, 6, 8, 10, 11, 12, 13, 14]])
-    seen: list[Tensor] = []
-
-    def note(text: Tensor, scores: Tensor) -> Tensor:
-        seen.append(text[0].clone())
-        scores = scores.clone()
-        scores[:, 2] += 3 * (text[0, 0] == 9)  # which ends the first sequence, and is drafted for it before
-        scores[:, 0] -= 99.0
-        return scores
-
-    options: dict[str, Any] = {"logits_processor": [note], "max_new_tokens": 12, "eos_token_id": 2}
-    torch.manual_seed(1)
-    if drafted == "tree":
-        drafter = sk.NgramTreeDrafter(max_depth=4)
-        model.generate(ids, custom_generate=generate, drafter=drafter, do_sample=True, **options)
-    else:
-        how = {"assistant_model": assistant} if drafted == "assistant" else {"prompt_lookup_num_tokens": 4}
-        with assisted_generation(num_speculative_tokens=4):
-            model.generate(ids, do_sample=True, **how, **options)
-    assert len(seen) > 12 and any(len(text) > 11 and text[0] == 9 for text in seen)
-    for text in seen:
-        assert 2 not in text[9:], "it goes on behind an end"
-        assert len(text) < 9 + 12, "no token can follow"
-        assert 0 not in text[9:], "no draft has that"
 
 
 @pytest.mark.parametrize("value", [-torch.inf, torch.nan, torch.finfo(torch.float32).min])
