@@ -18,8 +18,7 @@ Environment variables read here, and nowhere at run time:
 ``SPECDEC_CUDA_ARCHS``  ``;``-separated, e.g. ``80;90a;120+PTX``; or ``all``, every architecture we support: for a wheel
                         that is handed on. Default: the GPU at hand's (nvidia-smi); without one ``80+PTX;90a``, which
                         every GPU since Ampere runs (an editable install: ``80+PTX``, the quickest to compile)
-``CUDA_HOME``           where nvcc is looked for first (then on PATH, then in /usr/local/cuda)
-``CXX``                 the C++ compiler (default: the first of c++, g++, clang++)
+``CUDA_HOME``, ``CXX``  where nvcc is looked for first; the C++ compiler (default: the first of c++, g++, clang++)
 ``SPECDEC_WERROR``      ``1``: compiler warnings, and register spills of CUDA kernels, stop the build (as in CI)
 ``MAX_JOBS``            compilers run at once (default: the cores this process may use)
 ``USE_NINJA``           ``0``: not by ninja although it is there; as of torch's own extensions
