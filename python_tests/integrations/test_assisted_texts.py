@@ -150,3 +150,25 @@ def test_processors_see_texts_that_can_be(drafted: str) -> None:
         assert 2 not in text[9:], "it goes on behind an end"
         assert len(text) < 9 + 12, "no token can follow"
         assert 0 not in text[9:], "no draft has that"
+
+
+def test_rows_of_a_sequence_that_goes_on_behind_its_criterion_are_judged() -> None:
+    """Where none of the criteria has ids: all go on until each has met one."""
+    model, _ = PAIRS["llama"]()
+    ids = prompts(6, 6)[0]
+    first = int(ids[0, 0])
+    assert first != int(ids[1, 0])
+
+    def breaks(text: Tensor, scores: Tensor) -> Tensor:
+        bad = int(text[0, 0]) == first and text.shape[1] >= 6 + 4
+        return torch.full_like(scores, torch.nan) if bad else scores
+
+    class Ends(StoppingCriteria):  # type: ignore[misc]
+        def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+            return input_ids[:, 0] == first if input_ids.shape[1] == 6 + 2 else torch.zeros(1, dtype=torch.bool)
+
+    with assisted_generation(), pytest.raises(RuntimeError, match="sequence 0 cannot be sampled from: NAN"):
+        model.generate(
+            ids, prompt_lookup_num_tokens=2, do_sample=True, max_new_tokens=12, eos_token_id=None,
+            logits_processor=[breaks], stopping_criteria=[Ends()],
+        )  # fmt: skip

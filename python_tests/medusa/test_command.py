@@ -152,6 +152,9 @@ def test_a_backbone_is_trained_in_float32_and_written_in_its_own_dtype(
     assert "--model must be the backbone that" in capsys.readouterr().err
     trained.config.medusa_backbone = MedusaHeads.load(folder / "heads.safetensors").card["backbone"]
     assert cli.main([*calibrate, "--ranks", "4"]) == 0
+    more = folder / "more.safetensors"  # heads alone, of that backbone
+    assert train(folder, "--steps", "3", heads=more) == 0
+    assert cli.main(["medusa", "calibrate", str(more), "--folder", str(folder), "--ranks", "4"]) == 0
     moved = [not torch.equal(a, b) for a, b in zip(trained.parameters(), target().bfloat16().parameters(), strict=True)]
     assert any(moved)
 

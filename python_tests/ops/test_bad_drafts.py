@@ -243,3 +243,18 @@ def test_a_logit_far_above_the_max_that_its_stats_claim(backend: Backend, over: 
         assert (out.status.item() == sk.Status.BAD_DRAFT) == (id == 0)
         if id == 3:
             assert out.tokens.tolist() == [[1, -1]]
+
+
+@pytest.mark.parametrize("over", [80.0, 95.0, 200.0])
+@pytest.mark.parametrize("name", ["reference", "cpu"])
+def test_such_a_logit_leaves_the_rest_of_a_target_law_as_it_is(name: str, over: float) -> None:
+    """Not NaN: what the law keeps and the draft has less of is drawn."""
+    target = torch.tensor([0.1, 0.2, 0.6, 0.1]).log().expand(1, 2, 4)
+    draft, values = torch.zeros(1, 1, 4), torch.tensor([[[0.0, -math.inf, 0.0, 4.0, -math.inf, -math.inf]]])
+    draft[..., 2] = over
+    stats = sk.RowStats(values, torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int32))
+    out = sk.verify_chain(
+        target, torch.tensor([[0]]), draft, draft_stats=stats, target_law=sk.laws.TokenV2(0.1),
+        uniform_samples=torch.tensor([[0.9, 0.5]]), backend=name,
+    )  # fmt: skip
+    assert out.tokens.tolist() == [[2, -1]]

@@ -178,7 +178,7 @@ class ModelDrafter(ModelBase):
         def real() -> torch.Tensor:
             asked = state.active[:, None]
             if not state.cascade_bonus:  # which reads a row more, behind a draft's end
-                asked = goes_on & torch.from_numpy(state.host_limits > i)[:, None].to(state.device)
+                asked = goes_on & (state.remaining - 1 > i)[:, None]
             # a text of one token has no second
             return asked if drafted else asked & (torch.arange(2, device=state.device) <= (last - starts)[:, None])
 

@@ -58,7 +58,9 @@ class Follower:
         self._logits = Columns(batch) if output_logits else None
         self._states = states
         self._counts = [0] * batch
-        self._sound = [bool(criteria) and runner is not None] * batch  # so far; if not to be seen, False
+        # New tokens of each sequence before its first row that cannot be sampled from; where criteria end nothing, and
+        # where there are no rows to look at, that is not asked.
+        self._sound = [max_new_tokens if criteria and runner is not None else -1] * batch
         self._done: list[int | None] = [None] * batch  # how many new tokens it had when it met an end
 
     def __call__(self, tokens: list[np.ndarray]) -> list[int | None]:
@@ -97,7 +99,7 @@ class Follower:
 
     def judged(self, status: Tensor) -> Tensor:
         """The status of the whole call, without flags of rows that a criterion has cut off, as far as that is known."""
-        return status.masked_fill(torch.tensor(self._sound, device=status.device), 0)
+        return status.masked_fill(torch.tensor(self._sound, device=status.device) >= self.width, 0)
 
     def _take(self, b: int, i: int, token: int) -> None:
         """The next token of sequence `b`, drawn from row `i` of the last forward."""
@@ -116,10 +118,11 @@ class Follower:
             for processor in self._warp:
                 row = processor(self._text[b : b + 1, : length - 1], row)
             self._scores.put(t, b, row[0])
+        if self._sound[b] > t:
+            assert self._runner is not None
+            if not self._runner.rows[b, i].max().isfinite():
+                self._sound[b] = t
         if self._done[b] is None:
-            if self._sound[b]:
-                assert self._runner is not None
-                self._sound[b] = bool(self._runner.rows[b, i].max().isfinite())
             seen = None
             if self._scores is not None and self._criteria:
                 seen = tuple(scores[b : b + 1] for scores in self._scores.first(t + 1))
