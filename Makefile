@@ -15,6 +15,9 @@ ifneq ($(shell $(PYTHON) -c '$(PRINT_VERSION)' 2>/dev/null),$(PY_VERSION))
 $(error PYTHON=$(PYTHON) is not the Python $(PY_VERSION) of $(VENV): $(if $(VIRTUAL_ENV),deactivate it,remove that folder) first, or leave PYTHON out)
 endif
 endif
+ifneq ($(and $(wildcard $(PY)),$(filter 3.0 3.1 3.2 3.3 3.4 3.5 3.6 3.7 3.8 3.9 3.10,$(PY_VERSION)),$(filter-out test-python help clean,$(or $(MAKECMDGOALS),help))),)
+$(error Python 3.11 or newer is needed, and $(VENV) has Python $(PY_VERSION): $(if $(VIRTUAL_ENV),deactivate it,remove that folder) first)
+endif
 REQUIREMENTS := $(VENV)/.specdec-requirements-$(PY_VERSION)
 INSTALLED := $(VENV)/.specdec-installed-$(PY_VERSION)
 CORES := $(shell nproc 2>/dev/null || echo 1)
@@ -58,7 +61,8 @@ test-transformers: $(HF_READY)  ## the plug-in in the oldest and the newest tran
 	@set -e; for version in $(HF_VERSIONS); do echo "==> transformers $$version"; \
 	  build/transformers-$$version/bin/python -m pytest -q --no-header -n $(WORKERS) --tier=all $(HF_TESTS) $(ARGS); done
 
-build/transformers-%/.installed: $(INSTALLED)
+# None of these is made anew for another build of the package, which they see through the environment below them.
+build/transformers-%/.installed: $(REQUIREMENTS) | $(INSTALLED)
 	$(call environment,$(@D),transformers==$*)
 	@touch $@
 
@@ -67,7 +71,7 @@ test-python:  ## ops and distributions with another Python and torch (PYTHON=pyt
 	@.ci/other_python $(PYTHON) $(TORCH) $(ARGS)
 
 OLDEST_TRITON := 3.6.0
-build/triton-%/.installed: $(INSTALLED)
+build/triton-%/.installed: $(REQUIREMENTS) | $(INSTALLED)
 	@echo "==> installing Triton $* into $(@D) (once)"
 	@$(PIP) install -q --no-deps --upgrade --target $(@D) triton==$*
 	@touch $@
@@ -88,7 +92,7 @@ build/llama-cpp/.installed: export CMAKE_ARGS := -DGGML_NATIVE=OFF -DLLAVA_BUILD
 test-llama-cpp: build/llama-cpp/.installed  ## the example around llama.cpp in llama.cpp itself (compiles that once: 15 minutes)
 	@$(<D)/venv/bin/python -m pytest -q --no-header -c integration_tests/pytest.ini integration_tests/llama_cpp $(ARGS)
 
-build/llama-cpp/.installed: $(INSTALLED)
+build/llama-cpp/.installed: $(REQUIREMENTS) | $(INSTALLED)
 	$(call environment,$(@D)/venv,llama-cpp-python==0.3.36)
 	@touch $@
 
@@ -96,7 +100,7 @@ docs: build/docs/.installed  ## the pages and the reference as HTML in build/doc
 	@$(<D)/venv/bin/python -m sphinx -q -E -W --keep-going -c docs $(ARGS) . build/docs/html
 	@echo "==> build/docs/html/docs/index.html"
 
-build/docs/.installed: $(INSTALLED)
+build/docs/.installed: $(REQUIREMENTS) | $(INSTALLED)
 	$(call environment,$(@D)/venv,sphinx==9.0.4 myst-nb==1.4.0 myst-parser==5.2.0 furo==2025.12.19)
 	@touch $@
 
@@ -147,7 +151,7 @@ format: $(REQUIREMENTS)  ## let ruff and clang-format rewrite the sources
 	$(PY) -m ruff format .
 	$(VENV)/bin/clang-format -i $(NATIVE)
 
-clean:  ## remove what was built (the environment stays)
+clean:  ## remove what was built, build/ with its environments included (.venv stays)
 	rm -rf build dist *.egg-info specdec_kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis $(INSTALLED)
 	find specdec_kernels python_tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 

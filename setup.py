@@ -207,7 +207,7 @@ def wanted_archs(editable: bool, nvcc: str) -> str:
 
 def arch_flags(archs: str) -> list[str]:
     flags = []
-    for arch in filter(None, archs.split(";")):
+    for arch in archs.strip(";").split(";"):
         match = re.fullmatch(r"(\d{2,3}[af]?)(\+PTX)?", arch)
         if match is None:
             stop(f"SPECDEC_CUDA_ARCHS must look like 80;90a;120+PTX, got {archs!r}")

@@ -102,7 +102,7 @@ def ways_of(
                 ways |= _of_trees("medusa, heads alone", alone, lengths)
             for nodes in TREE_NODES:
                 medusa = MedusaDrafter(heads, sk.DraftTree.calibrated(heads.accuracy, nodes))
-                ways |= _of_trees(name, medusa, lengths)
+                ways |= _of_trees(name, medusa, lengths if seed is None else ())
                 if seed is None:
                     ways["medusa, typical", nodes] = Way(medusa, medusa.max_depth, typical=True)
                 else:
@@ -386,6 +386,7 @@ def plot_trees(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
             for drafter, style in (("medusa", "-o"), ("medusa, random tree", "--x")):
                 wanted = (name, temperature, drafter)
                 line = [r for r in rows if (r["prompts"], r["temperature"], r["drafter"]) == wanted]
+                line = [r for r in line if isinstance(r["num_speculative_tokens"], int)]  # not what "auto" chose
                 kind = "random" if "random" in drafter else "calibrated"
                 panel.plot(
                     [r["num_speculative_tokens"] for r in line], [r[quantity] for r in line], style, color=f"C{i}",

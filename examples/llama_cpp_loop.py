@@ -39,7 +39,8 @@ def speculate(llama, prompt, sampling, *, seed=0, num_draft=5, max_new_tokens=64
     for past in range(0, len(text) - 1, llama.n_batch):  # all but the last token, which the loop reads first
         scored(llama, batch, text[past : min(past + llama.n_batch, len(text) - 1)], past, 1)
     while len(text) < len(prompt) + max_new_tokens and llama.token_eos() not in text[len(prompt) :]:
-        tokens, counts = index.propose(num_draft)
+        room = len(prompt) + max_new_tokens - len(text) - 1  # a step emits a token more than it drafts
+        tokens, counts = index.propose(min(num_draft, room, llama.n_batch - 1))
         draft = torch.from_numpy(tokens[:, : counts[0]].copy())
         logits = scored(llama, batch, [text[-1], *draft[0].tolist()], len(text) - 1, draft.shape[1] + 1)
         out = sk.verify_chain(

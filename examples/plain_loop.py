@@ -20,13 +20,14 @@ def speculate(target, draft, ids, sampling, *, seed=0, num_draft=4, max_new_toke
     for model, cache in zip((target, draft), caches, strict=True):  # transformers from 5.24 on: cache=
         model(text[:, :-1], past_key_values=cache)  # all but the last token, which the loop reads first
     while text.shape[1] < ids.shape[1] + max_new_tokens:
-        noise, rows, tokens = sk.uniform_samples(seeds, step, num_draft, "draft"), [], []
+        num = min(num_draft, ids.shape[1] + max_new_tokens - text.shape[1] - 1)  # a step emits a token more
+        noise, rows, tokens = sk.uniform_samples(seeds, step, num, "draft"), [], [text[:, :0]]
         pending = text[:, caches[1].get_seq_length() :]  # what the draft has not read yet
-        for i in range(num_draft):
+        for i in range(num):
             rows.append(draft(pending, past_key_values=caches[1]).logits[:, -1:, :vocab])
             pending = sk.sample(rows[-1], sampling, uniform_samples=noise[:, i : i + 1]).token
             tokens.append(pending)
-        tokens, rows = torch.cat(tokens, 1), torch.cat(rows, 1)
+        tokens, rows = torch.cat(tokens, 1), torch.cat(rows, 1) if rows else None
         scored = target(torch.cat([text[:, -1:], tokens], 1), past_key_values=caches[0]).logits[..., :vocab]
         out = sk.verify_chain(
             scored, tokens, rows, seeds=seeds, step=step, params=sampling, draft_params=sampling,
@@ -39,7 +40,7 @@ def speculate(target, draft, ids, sampling, *, seed=0, num_draft=4, max_new_toke
                 cache.crop(-rejected)
         if eos_token_ids is not None and torch.isin(new, eos_token_ids).any():
             break
-    return text[:, : ids.shape[1] + max_new_tokens]
+    return text
 
 
 if __name__ == "__main__":

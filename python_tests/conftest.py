@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cases", type=int, default=600, metavar="N",
         help="random cases of each op and backend in test_backends_agree.py and test_trees_agree.py, a tenth of it on "
-        "interpreted Triton (10000 in .ci/run)",
+        "layout split and on interpreted Triton (10000 in .ci/run)",
     )  # fmt: skip
     parser.addoption(
         "--seed", type=int, default=0, metavar="N",

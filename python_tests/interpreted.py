@@ -377,9 +377,12 @@ def prefix_sums(self: Any, values: Any) -> list[Any]:
 
 
 def unwritten(empty: Any, *shape: Any, **options: Any) -> torch.Tensor:
-    """Like `torch.empty`, filled with what no kernel may take for something else: NaN, or the bits of infinity."""
+    """Like `torch.empty` or `torch.empty_like`, filled with what no kernel may take for something else: NaN, the bits
+    of infinity, or no id.
+    """
     made: torch.Tensor = empty(*shape, **options)
-    return made.fill_(math.nan if made.is_floating_point() else 0x7F800000 if made.dtype == torch.int32 else 0)
+    integers = {torch.int32: 0x7F800000, torch.int64: -(2**62)}
+    return made.fill_(math.nan if made.is_floating_point() else integers.get(made.dtype, 0))
 
 
 @contextmanager
@@ -437,6 +440,7 @@ def checked(seed: int = 0) -> Iterator[None]:
         ExitStack() as scopes,
         mock.patch.object(executor, "__call__", run),
         mock.patch.object(torch, "empty", functools.partial(unwritten, torch.empty)),
+        mock.patch.object(torch, "empty_like", functools.partial(unwritten, torch.empty_like)),
         mock.patch.multiple(interpreter, _patch_lang=patch_once, _patch_lang_tensor=patch_index, **faster(interpreter)),
         mock.patch.object(type(builder), "set_grid_idx", shuffled),
         mock.patch.object(interpreter.ScanOps, "cumsum", prefix_sums),

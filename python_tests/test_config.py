@@ -12,7 +12,8 @@ from specdec_kernels.backends import BACKENDS
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("HOME", str(tmp_path))  # there may be none
     ours = ("SPECDEC_CHECK", "SPECDEC_BACKEND", "SPECDEC_CPU_CAPABILITY", "SPECDEC_CACHE", "SPECDEC_VLLM")
     for name in (*ours, "XDG_CACHE_HOME", "NO_COLOR", "CC"):
         monkeypatch.delenv(name, raising=False)

@@ -41,6 +41,16 @@ def test_the_plain_loop_is_greedy_decoding_at_temperature_0() -> None:
     assert cut.tolist() == expected[:, : 6 + first + 1].tolist()
 
 
+def test_the_plain_loop_reads_no_position_behind_the_answer() -> None:
+    """A model may have none. Its own drafts are all accepted: three are left to come when the last step begins."""
+    target, ids = tiny("gpt2", 1, n_positions=6 + 23), prompts(6)[0]
+    made = example("plain_loop").speculate(target, target, ids, sk.SamplingParams(0.0), max_new_tokens=23)
+    expected = sk.generate(
+        target, ids, drafter=sk.NoDrafter(), acceptance="greedy", max_new_tokens=23, eos_token_id=[]
+    )  # fmt: skip
+    assert torch.equal(made, expected.sequences)
+
+
 @pytest.mark.slow
 def test_the_plain_loop_has_the_targets_distribution() -> None:
     """The first two tokens of many answers, compared with both steps of the target's own distribution."""
@@ -108,6 +118,7 @@ class Markov(ModuleType):
     """
 
     n_batch = 8
+    n_ctx = 64
     forgets = True
 
     def __init__(self, table: torch.Tensor) -> None:
@@ -129,6 +140,8 @@ class Markov(ModuleType):
 
     def llama_decode(self, ctx: object, batch: SimpleNamespace) -> int:
         taken = range(batch.n_tokens)
+        if len(self.cache) + len(taken) > self.n_ctx:
+            return 1
         assert [batch.pos[i] for i in taken] == [len(self.cache) + i for i in taken]
         assert all(batch.n_seq_id[i] == 1 and batch.seq_id[i] == [0] for i in taken)
         self.cache += batch.token[: batch.n_tokens]
@@ -171,6 +184,15 @@ def test_the_loop_around_llama_cpp_is_greedy_decoding_at_temperature_0(markov: M
     markov.table[0, 4] = 10  # now the end follows the 0
     text, _ = example("llama_cpp_loop").speculate(markov, prompt, sk.SamplingParams(0.0), max_new_tokens=12)
     assert text == [*prompt, 4]
+
+
+@pytest.mark.parametrize("n_batch", [8, 3])
+def test_the_loop_around_llama_cpp_needs_no_more_room_than_the_answer(markov: Markov, n_batch: int) -> None:
+    markov.table = 9 * torch.eye(5)[[1, 2, 3, 0, 0]]
+    prompt = [0, 1, 2, 3] * 3 + [0]
+    markov.n_ctx, markov.n_batch = len(prompt) + 8 - 1, n_batch  # the last token is emitted, not read
+    text, steps = example("llama_cpp_loop").speculate(markov, prompt, sk.SamplingParams(0.0), max_new_tokens=8)
+    assert text == [0, 1, 2, 3] * 5 + [0] and steps == {8: 2, 3: 3}[n_batch]
 
 
 def test_a_memory_that_cannot_forget_is_refused(markov: Markov) -> None:

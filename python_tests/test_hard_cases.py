@@ -88,8 +88,11 @@ def test_a_drafted_id_that_is_none_is_flagged_for_its_sequence_alone(bad: int) -
 @pytest.mark.parametrize("argument", ["model", "draft_model"])
 @pytest.mark.parametrize(
     ("name", "own"),
-    [("token_cascade", {"target_law": laws.Chow(0.5)}), ("seq_cascade", {"alpha": 0.5}), ("bild", {})],
-)
+    [
+        ("token_cascade", {"target_law": laws.Chow(0.5)}), ("seq_cascade", {"alpha": 0.5}), ("bild", {}),
+        ("oracle_cascade", {"target_law": laws.Opt(0.3)}),
+    ],
+)  # fmt: skip
 def test_a_comparison_loop_refuses_a_runner_in_use(name: str, own: dict[str, Any], argument: str) -> None:
     used = TableRunner.random()
     loop = getattr(sk, name)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import ID_DTYPES, check_device, check_int, check_one_of, check_tensor
+from .checks import FLOAT_DTYPES, ID_DTYPES, check_device, check_int, check_one_of, check_tensor
 from .types import Status
 
 MAX_DEPTH = 64
@@ -366,7 +366,7 @@ class DraftTree:
             it. "additive": the same as 0 and −inf of `dtype`. "packed": ``[batch, ceil(num_nodes * kv_length / 8)]``
             uint8, eight entries per byte from the lowest bit up, as in FlashInfer's ``packed_custom_mask``.
         dtype : torch.dtype
-            Of the additive form.
+            Of the additive form: float16, bfloat16, float32 or float64.
 
         Raises
         ------
@@ -374,8 +374,8 @@ class DraftTree:
             A wrong type, dtype, shape or device, a `kv_length` below num_nodes. The lengths' values are not checked.
         """
         check_one_of("DraftTree", "form", form, MASK_FORMS)
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise TypeError(f"DraftTree: dtype must be a torch.dtype of floats, got {dtype!r}")
+        if dtype not in FLOAT_DTYPES:  # others may have no infinity
+            raise TypeError(f"DraftTree: dtype must be float16, bfloat16, float32 or float64, got {dtype!r}")
         self._check_context(context_lengths)
         check_int("DraftTree", "kv_length", kv_length, 0, 2**31 - 1)
         if kv_length < self.num_nodes:

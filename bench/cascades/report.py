@@ -28,8 +28,8 @@ Written by `python -m bench.cascades report` from the JSON files beside it; what
 
 A curve is a rule swept over α, straight between neighbouring points; those of speculative rules begin at lossless
 verification, which is what they all come to at one end. "At equal quality" is the least cost on it with the target's
-quality, "–" where it nowhere has it. The other columns are the best quality on it at a cost of no more than is said.
-In the figures a bar is one standard error up and down.
+quality. The other columns are the best quality on it at a cost of no more than is said. "–" stands where it nowhere
+has that quality, is nowhere so cheap, or has no such cost. In the figures a bar is one standard error up and down.
 """
 _NOISE = 0.005  # two runs of the same law differ by this much in word accuracy
 

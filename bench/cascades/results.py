@@ -18,7 +18,7 @@ _SEQUENTIAL = ("TokenCascade", "OracleCascade", "SeqCascade", "BiLD,")
 
 def clustered_error(sums: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
     """The standard error of a mean, ``sums.sum(-1) / counts.sum()``, over texts ``[..., texts]``, each of which has a
-    sum over so many words or positions. Those within a text are alike; the texts are independent.
+    sum over so many words or positions. Those within a text are alike; the texts are taken as independent.
     """
     mean = sums.sum(-1) / counts.sum()
     deviations = sums - mean[..., None] * counts

@@ -23,6 +23,7 @@ from specdec_kernels.options import SECONDS
 from .. import machine
 from ..providers import beside
 from . import crossovers, grid, hardware, model, plot, process, rehearsal, summary, worker
+from .build import PEERS
 from .journal import Journal, unfinished
 
 MOST_PROCESSES = 12
@@ -32,6 +33,8 @@ START_S = 120.0
 GRACE_S = 15.0
 """How long it may go on after the deadline: the case it is in."""
 SAVE_S = 20.0
+PEERS_S = 240.0
+"""How long peers may compile themselves."""
 
 
 def limit_reached(journal: Journal, started: float, deadline: float) -> str | None:
@@ -126,13 +129,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = rehearsal.folder(options.folder, options.rehearse)
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / f"{options.plan}.journal")
-    start = time.time()
-    deadline = start + options.budget
-    passed = ["--journal", str(journal.path), "--start", str(start), "--deadline", str(deadline)]
-    passed += ["--plan", options.plan, *rest]
+    passed = ["--journal", str(journal.path), "--plan", options.plan, *rest]
     if options.rehearse:
         passed.append("--rehearse")
-    worker.parsed(passed)  # a wrong option stops here, not in every process
+    worker.parsed([*passed, "--start", "0", "--deadline", "0"])  # a wrong option stops here, not in every process
+    if beside.FOLDER.is_dir() and not options.rehearse and ("--providers" not in rest or "flashinfer" in rest):
+        compile_peers()
+    start = time.time()
+    deadline = start + options.budget
+    passed += ["--start", str(start), "--deadline", str(deadline)]
     journal.path.unlink(missing_ok=True)
     beside.mount()  # for their versions
     states: list[dict[str, str]] = []
@@ -150,6 +155,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     journal.path.unlink()
     tell(result, folder)
     return 1 if problems else 0
+
+
+def compile_peers() -> None:
+    """Let peers compile themselves before the time begins, or the first case would wait for that."""
+    outcome = process.run([sys.executable, *PEERS], PEERS_S, process.LOGS / "peers.log")
+    print(f"peers: {outcome.tail(1)} ({outcome.seconds:.0f} s)", flush=True)
 
 
 def write(

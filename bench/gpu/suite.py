@@ -40,10 +40,10 @@ def steps(rehearse: bool) -> dict[str, list[str]]:
 
 
 def pytest(rehearse: bool) -> list[str]:
-    """pytest, in several processes and with a time limit per test if plugins for that are installed."""
+    """pytest; but for a rehearsal in several processes and with a time limit per test, if its plugin is installed."""
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=short", "--tier=all", "--maxfail=40"]
     command += ["-p", "no:cacheprovider"]
-    if not rehearse and importlib.util.find_spec("xdist"):
+    if not rehearse:
         command += ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "loadgroup"]
     if not rehearse and importlib.util.find_spec("pytest_timeout"):
         command += ["--timeout", "120"]

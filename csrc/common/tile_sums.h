@@ -1,5 +1,6 @@
 // Sums over a row's tiles, and how a draw finds its tile from them. The order is the same whoever adds, except in
-// Triton's kernels, which have their own.
+// Triton's kernels, which have their own. (The sums of what is kept of a cut row, and of a draft's probabilities, are
+// each backend's own.)
 //
 // Up to kTree neighbouring tiles (all of a vocabulary of 262144) are added as a balanced binary tree, neighbours first;
 // if a row has several trees, their sums are added in index order. Tiles that the last tree lacks count as 0, which

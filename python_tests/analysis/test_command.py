@@ -70,6 +70,20 @@ def test_a_plan_as_json_can_be_drawn(
         assert drawn.stat().st_size > 10_000
 
 
+def test_a_file_s_first_prompts_are_taken_and_a_set_s_last(
+    small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The n-gram model was tuned on a set's first ones."""
+    texts = ["to be or not to be", "that is it", "no more of it"]
+    monkeypatch.setattr(prompts, "load_prompts", lambda name, tokenizer: texts)
+    taken, encode = list[list[str]](), prompts.encode
+    monkeypatch.setattr(prompts, "encode", lambda tokenizer, of: taken.append(of) or encode(tokenizer, of))
+    (file := tmp_path / "x.txt").write_text("\n".join(texts))
+    for more in ([], ["--prompt-file", str(file), "--raw"]):
+        assert plan("--temperature", "0", "--batch", "1", "--json", *more) == 0
+    assert taken == [texts[1:], texts[:2]]
+
+
 def test_a_tree_of_lookups_is_planned_where_it_is_named(small: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert "lookup-tree" not in drafters.COMPARED
     assert plan("--drafter", "lookup-tree", "--temperature", "0", "--json") == 0

@@ -349,6 +349,13 @@ def test_a_plan_refuses(named: dict[str, Any], message: str) -> None:
     called.assert_not_called()
 
 
+def test_a_plan_refuses_a_draft_by_the_targets_runner() -> None:
+    target, called = small_runner(100), Mock()
+    with pytest.raises(ValueError, match="^plan: drafter must have a Runner of its own, got the target's"):
+        planner.plan(target, [(prompts(4, vocab=23)[0], None)], {"model": sk.ModelDrafter(target)}, advance=called)
+    called.assert_not_called()
+
+
 @pytest.mark.parametrize("prompts", [2, 4, 8])
 def test_intervals_hold_the_truth_of_few_prompts(prompts: int) -> None:
     """Whose acceptances differ, so that the steps of one tell less than so many independent ones."""

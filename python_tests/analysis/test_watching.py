@@ -222,6 +222,9 @@ def test_what_is_refused() -> None:
         watch(TableRunner.random(), prompts(4, vocab=23)[0], drafter=sk.NgramTreeDrafter())
     with pytest.raises(ValueError, match="^generate: max_new_tokens must be in"):
         watch(TableRunner.random(), prompts(4, vocab=23)[0], drafter=sk.NoDrafter(), max_new_tokens=0)
+    target = TableRunner.random()
+    with pytest.raises(ValueError, match="^watch: drafter must have a Runner of its own, got the target's"):
+        watch(target, prompts(4, vocab=23)[0], drafter=sk.ModelDrafter(target))
 
 
 def test_a_draft_of_unlikely_tokens_is_rejected() -> None:

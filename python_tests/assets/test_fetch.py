@@ -145,6 +145,15 @@ def test_a_failed_download_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         fetch.download(fetch.Wheel("thing==1", ""), tmp_path)
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_in_any_language(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"ERROR: Could not install packages due to an OSError: [Errno {code}] Auf dem Gerät ist kein Platz mehr\n"
+    fake_pip(monkeypatch, returncode=1, stderr=text)
+    with pytest.raises(OSError, match=f"Errno {code}") as raised:
+        fetch.download(fetch.Wheel("thing==1", ""), tmp_path)
+    assert raised.value.errno == code
+
+
 def test_without_pip_one_sentence_says_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in an environment that uv made."""
     fake_pip(monkeypatch, returncode=1, stderr=f"{sys.executable}: No module named pip\n")

@@ -376,7 +376,7 @@ def test_random_numbers_of_a_kernel_are_sampled() -> None:
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     wrong, right = "python_tests.audit.planted:first_ones_parameters", "python_tests.audit.planted:one_seed"
-    assert cli.main(["audit", wrong, "--cases", "beside", "--no-steps", "--json"]) == 1
+    assert cli.main(["audit", wrong, "--cases", "beside", "eight ids", "--no-steps", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["lossless"] is False and [cause["name"] for cause in told["causes"]] == ["neighbours"]
     assert told["verifier"] == wrong and {case["how"] for case in told["cases"]} == {"exact"}

@@ -66,9 +66,37 @@ def test_one_sequences_parameters_for_all(names: tuple[str, ...], row: int) -> N
     assert audit(by_parameters(lambda given: given), cases=["beside"], steps=False).lossless
 
 
+@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p"])
+def test_the_largest_parameter_for_all(name: str) -> None:
+    """Which is the own one of each sequence that the others' is smaller than."""
+
+    def largest(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        one = given[name]
+        return given | {name: torch.where(given["temperature"] == 0, one, one.max())}
+
+    report = audit(by_parameters(largest), cases=["beside", "temperature 0.6", "top-k 2"], steps=False)
+    wrong = {each.case for each in report.rows if not each.lossless}
+    assert wrong and all("beside" in case for case in wrong), report
+
+
+def test_wrong_where_nothing_is_drafted() -> None:
+    def verify(
+        target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor,
+        num_draft_tokens: Tensor,
+    ) -> Tensor:  # fmt: skip
+        rows, u = (target_probs.double(), draft_probs.double()), uniform_samples.double()
+        out = planted.chain(*rows, draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]), num_draft_tokens)
+        out[num_draft_tokens == 0, 0] = 0
+        return out
+
+    report = audit(verify, cases=["beside", "eight ids"], steps=False)
+    assert [row.case for row in report.rows if not row.lossless] == ["no draft, beside one"], report
+
+
 def test_wrong_for_shorter_drafts() -> None:
     report = audit(short_ones, cases=["beside", "two drafted"], steps=False)
-    assert [row.case for row in report.rows if not row.lossless] == ["beside a longer draft"], report
+    wrong = [row.case for row in report.rows if not row.lossless]
+    assert wrong == ["beside a longer draft", "no draft, beside one"], report
 
 
 def test_the_packages_own_are_asked_for_shorter_drafts_too() -> None:
@@ -93,6 +121,35 @@ def test_a_sequence_alone() -> None:
             out[0, :-1] = draft_tokens[0]
             out[0, -1] = 0
         return out
+
+    report = audit(verify, cases=["two ids, the likelier"], steps=False)
+    assert not report.lossless and "a sequence alone comes out otherwise than in a batch" in str(report), report
+
+
+def test_a_sequence_alone_may_have_its_numbers_in_another_order() -> None:
+    def verify(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor) -> Tensor:
+        batch, k = draft_tokens.shape
+        if batch == 1:
+            final = torch.rand(batch)
+            coins = torch.rand(batch, k)
+        else:
+            coins = torch.rand(batch, k)
+            final = torch.rand(batch)
+        rows = target_probs.double(), draft_probs.double()
+        return planted.chain(*rows, draft_tokens, coins.double(), lambda w: planted.inverse(w, final.double()))
+
+    report = audit(verify, cases=["two ids, the likelier"], steps=False)
+    assert report.lossless and report.rows[0].how == "exact", report
+
+
+def test_a_sequence_alone_that_asks_for_other_numbers() -> None:
+    def verify(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor) -> Tensor:
+        if len(draft_tokens) == 1:
+            race = torch.empty(target_probs.shape[-1]).exponential_()
+            return torch.cat([draft_tokens, (target_probs[:, -1] / race).argmax(-1, keepdim=True)], 1)
+        coins, final = torch.rand(draft_tokens.shape).double(), torch.rand(len(draft_tokens)).double()
+        rows = target_probs.double(), draft_probs.double()
+        return planted.chain(*rows, draft_tokens, coins, lambda w: planted.inverse(w, final))
 
     report = audit(verify, cases=["two ids, the likelier"], steps=False)
     assert not report.lossless and "a sequence alone comes out otherwise than in a batch" in str(report), report
@@ -149,6 +206,33 @@ def test_a_sliver_of_a_uniforms_range() -> None:
     assert row.distance == pytest.approx(0.005, rel=1e-3)
 
 
+def test_an_error_that_is_too_small_to_tell_its_cause_by() -> None:
+    """Tokens that cannot be are emitted at times, and the distribution is right but for them."""
+
+    def verify(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor) -> Tensor:
+        rows, u = (target_probs.double(), draft_probs.double()), uniform_samples.double()
+        return planted.chain(
+            *rows, draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]), test=lambda p, q, v: v * q < p + 1e-6
+        )
+
+    report = audit(verify, cases=["two ids", "zeros in"], steps=False)
+    assert not report.lossless and [finding.name for finding in report.findings] == ["failure"], report
+    assert "emits what the target cannot give" in report.findings[0].words
+
+
+def test_wrong_in_every_batch_is_not_wrong_beside_others() -> None:
+    def verify(
+        target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor,
+        num_draft_tokens: Tensor,
+    ) -> Tensor:  # fmt: skip
+        rows, u = (target_probs.double(), draft_probs.double()), uniform_samples.double()
+        out = planted.chain(*rows, draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]), num_draft_tokens)
+        return torch.where((u[:, :1] > 0.9) & (out == 1), 0, out)
+
+    report = audit(verify, cases=["beside a"], steps=False)
+    assert [finding.name for finding in report.findings] == ["unknown"], report
+
+
 def test_seeded_requests_are_asked_for_without_a_drafter_too() -> None:
     own = planted.vllm_v1_of()
 
@@ -193,6 +277,28 @@ def test_numbers_of_the_rejected_alone_are_given_where_a_call_has_one_row() -> N
 
     report = audit(verify, cases=["greedy draft"], steps=False)
     assert [row.how for row in report.rows] == ["exact"] and report.lossless, report
+
+
+def test_a_race_that_is_kept_from_0() -> None:
+    """Which moves its chances by much less than the tolerance."""
+
+    def verify(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor) -> Tensor:
+        race, coins = torch.empty_like(target_probs[:, 0]).exponential_(), torch.rand(draft_tokens.shape).double()
+        race += torch.finfo(torch.float32).eps
+        rows = target_probs.double(), draft_probs.double()
+        return planted.chain(*rows, draft_tokens, coins, lambda w: (w / race).argmax(-1))
+
+    report = audit(verify, cases=["zeros in the target", "three ids, two"], steps=False)
+    assert report.lossless and {row.how for row in report.rows} == {"exact"}, report
+
+
+def test_an_answer_may_be_a_list_of_tensors() -> None:
+    def verify(
+        target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor
+    ) -> list[Tensor]:
+        return [right(target_probs, draft_tokens, draft_probs, uniform_samples), draft_tokens[:, 0]]
+
+    assert audit(verify, cases=["two ids"], steps=False).lossless
 
 
 @pytest.mark.parametrize("law", [nucleus_before_temperature, nucleus_before_top_k])

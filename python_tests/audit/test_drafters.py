@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import specdec_kernels as sk
 from python_tests.audit import planted
 from specdec_kernels import cli
 from specdec_kernels.audit import audit
@@ -110,6 +111,17 @@ def test_compiled_code_that_is_called_by_names_must_be_wrapped(compiled: Callabl
     for signature in BY_NAMES:
         with pytest.raises(TypeError, match=f"^audit: a {signature} drafter {said}"):
             audit(VERIFIERS[signature], signature, draft=compiled, **ONE)
+
+
+def test_a_drafter_that_draws_a_drafts_tokens_by_one_number() -> None:
+    """Each is drawn from its distribution, but not independently: no fault of the verifier's numbers."""
+
+    def draw(draft_probs: Tensor, seeds: Tensor) -> Tensor:
+        uniforms = sk.uniform_samples(seeds, torch.zeros_like(seeds), 1, "draft")[:, 0]
+        return planted.inverse(draft_probs.double(), uniforms)
+
+    report = audit(planted.keyed("draft")[0], draft=draw, cases=["cannot be"])
+    assert [finding.name for finding in report.findings] == ["other-draft"], report
 
 
 class Compiled:

@@ -63,6 +63,7 @@ def test_medusa_is_measured_losslessly_typically_and_on_random_trees(
     sampled = {r["drafter"]: r for r in rows if r["temperature"] == 1 and r["num_speculative_tokens"] == 8}
     assert sampled["medusa, typical"]["mean_acceptance_length"] > sampled["medusa"]["mean_acceptance_length"] >= 1
     assert all(r["batches_differing"] == 0 for r in rows) and done == 2 * len(rows)
+    assert all(isinstance(length, int) for _, length in end_to_end.ways_of(["medusa"], model, None, path, seed=0))
     for draw in (end_to_end.plot, end_to_end.plot_trees):
         draw(rows, tmp_path / "figure.png", "a figure")
         assert (tmp_path / "figure.png").stat().st_size > 5000

@@ -202,6 +202,22 @@ def test_bytes_of_a_cut_row_are_those_of_the_ids_that_may_be_kept(kind: str) -> 
         assert sent == {"widths": 8, "stats and largest logits": size}
 
 
+def test_bytes_of_a_cut_sequence_are_sent_of_no_other() -> None:
+    """What one of a batch asks for is not sent of those beside it, of the draft's rows neither."""
+    widths, batch, num_draft, tiles, k, draft_k = (2048, 1024), 4, 3, 2, 400, 700
+    params = S(top_k=torch.tensor([0, k, 0, 0]))
+    arguments = chains.make(seeded(), batch, num_draft, 3072, kind="full", params=params)
+    arguments["draft_params"] = S(top_k=torch.tensor([0, 0, draft_k, 9]))
+    arguments |= {name: arguments[name].bfloat16() for name in ("target_logits", "draft_logits")}
+    outs, ranks = sharded(arguments, widths, None)
+    same(sk.verify_chain(**arguments), outs)
+    size = batch * (2 * num_draft + 1) * (2 * 4 * tiles + 8 + 4 + 4)  # all rows' stats
+    size += (num_draft + 1) * (8 + (k + 1) * (4 + 2)) + num_draft * (k + 1) * 2
+    size += 2 * num_draft * (8 + (draft_k + 1) * (4 + 2))
+    for sent in ranks.sent:
+        assert sent["stats and largest logits"] == size
+
+
 LAUNCHES = {  # where shards begin at tiles, and their widths are told
     **dict.fromkeys(RULES, 1 + 1),  # what rows hold: all that rows that are cut, and greedy ones, need
     **dict.fromkeys(["token", "token one-hot", "token probs", "draft cut", "each its own"], 1 + 3),  # masses, token

@@ -44,6 +44,17 @@ def test_rules_that_look_at_no_draft_read_none(acceptance: str) -> None:
     assert launch.counts["bytes"] <= 1.001 * BATCH * (K + 1) * ROW
 
 
+@pytest.mark.parametrize(("vocab", "first"), [(8192, "verify_walk_kernel<false>"), (8193, "scan_kernel")])
+def test_calls_with_many_ids_are_split(vocab: int, first: str) -> None:
+    """docs/benchmarks-gpu.md says from where on."""
+    arguments = {"target_logits": torch.zeros(2, 3, vocab), "draft_tokens": torch.zeros(2, 2, dtype=torch.int64)}
+    with emulated.running("auto"):
+        launch, *_ = model.counted(
+            lambda: sk.verify_chain(**arguments, uniform_samples=uniforms(rng(), 2, 3), backend=emulated.NAME)
+        )
+    assert launch.kernel == first
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_kernel_that_nothing_was_launched_before_overlaps_nothing(packed: bool) -> None:
     """Where no row is scanned, the kernel before is another's, which may still be writing what this one looks at."""

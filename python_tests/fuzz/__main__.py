@@ -11,6 +11,7 @@ import argparse
 import mmap
 import os
 import random
+import runpy
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+from unittest import mock
 
 from specdec_kernels.options import POSITIVE, SECONDS, SEED
 
@@ -34,9 +36,10 @@ FAILURES = ROOT / "build/fuzz"
 def sanitized_environment() -> dict[str, str]:
     """Build the package under sanitizers; what a process that loads it needs."""
     subprocess.run([sys.executable, "setup.py", "-q", "build_sanitized"], cwd=ROOT, check=True)
-    compiler = os.environ.get("CXX", "c++")
+    with mock.patch("setuptools.setup"):  # what its own build took
+        compiler = runpy.run_path(str(ROOT / "setup.py"))["find_cxx"]()
     found = [
-        subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip()
+        subprocess.check_output([*compiler, f"-print-file-name={name}"], text=True).strip()
         for name in ("libasan.so", "libstdc++.so")  # both before Python's own, or exceptions are not caught
     ]
     options = "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=256:detect_stack_use_after_return=0"
@@ -111,7 +114,7 @@ def main() -> int:
 
 
 def supervise(first: int, calls: int | None, seconds: float, environment: dict[str, str]) -> int:
-    """Keep a worker at work until `calls` or, without, `seconds` are over; 1 if a case failed."""
+    """Keep a worker at work until `calls` or, without, `seconds` are over; 1 if a case failed, or none was run."""
     began, done, failures = time.monotonic(), 0, 0
     deadline = None if calls else began + seconds
     kept = FAILURES / f"{first}.txt"
@@ -133,7 +136,7 @@ def supervise(first: int, calls: int | None, seconds: float, environment: dict[s
         elif limit == 1:
             print(f"{end.call}\n{end.printed}")
     print(f"fuzz: {done} cases in {time.monotonic() - began:.0f} s, {failures} failed", flush=True)
-    return int(failures > 0)
+    return int(failures > 0 or done == 0)
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ class End:
 
 
 def run_worker(first: int, limit: int, environment: dict[str, str], deadline: float | None) -> End:
-    """Let a process run cases until one fails, `limit` are done or the `deadline` is reached."""
+    """Let a process run cases until one fails, `limit` are done or one has ended after the `deadline`."""
     with tempfile.NamedTemporaryFile() as file, tempfile.TemporaryFile() as log:
         progress = Progress(file)
         progress.begin(first, 0)
@@ -157,10 +160,12 @@ def run_worker(first: int, limit: int, environment: dict[str, str], deadline: fl
         worker = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
         seen, since, problem = progress.read(), time.monotonic() + STARTS, ""
         try:
-            while worker.poll() is None and not problem and not (deadline and time.monotonic() > deadline):
+            while worker.poll() is None and not problem:
                 time.sleep(0.1)
                 if (now := progress.read()) != seen:
-                    seen, since = now, time.monotonic()
+                    another, seen, since = now[1] > seen[1], now, time.monotonic()
+                    if another and deadline is not None and since > deadline:
+                        break
                 if time.monotonic() > since + HANGS:
                     problem = f"it takes more than {HANGS} seconds"
                     worker.send_signal(signal.SIGUSR1)

@@ -244,6 +244,12 @@ def test_logits_that_cannot_be_sampled_from() -> None:
     assistant.get_output_embeddings().weight.data[7] = torch.nan  # the model itself is fine
     with assisted_generation(), pytest.raises(RuntimeError, match="cannot be sampled from: NAN.* or its assistant's$"):
         model.generate(prompts(4)[0], assistant_model=assistant, do_sample=True)
+    # Nor is that hidden by a criterion that ends nothing, beside processors.
+    never = [lambda ids, scores, **kwargs: torch.zeros(len(ids), dtype=torch.bool)]
+    with assisted_generation(), pytest.raises(RuntimeError, match="cannot be sampled from: NAN.* or its assistant's$"):
+        model.generate(
+            prompts(4)[0], assistant_model=assistant, do_sample=True, repetition_penalty=1.1, stopping_criteria=never
+        )
 
 
 @pytest.mark.parametrize("value", [-torch.inf, torch.nan, torch.finfo(torch.float32).min])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,10 +42,14 @@ def test_a_runner_is_served_as_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("ends", "padding", "expected"),
-    [(None, None, ((), 0)), (5, None, ((5,), 5)), ([5, 7], None, ((5, 7), 5)), ([5, 7], 9, ((5, 7), 9))],
-)
+    [
+        (None, None, ((), 0)), (5, None, ((5,), 5)), ([5, 7], None, ((5, 7), 5)), ([5, 7], 9, ((5, 7), 9)),
+        (torch.tensor([5, 7]), None, ((5, 7), 5)), (np.array([5, 7]), None, ((5, 7), 5)), ([], None, ((), 0)),
+    ],
+)  # fmt: skip
 def test_ends_and_padding_are_the_model_s(ends: Any, padding: int | None, expected: tuple[Any, int]) -> None:
-    model = tiny("llama", eos_token_id=ends, pad_token_id=padding)
+    model = tiny("llama", eos_token_id=None, pad_token_id=padding)
+    model.generation_config.eos_token_id = ends
     runner = as_runner(model, "here")
     assert (runner.end_ids, runner.padding_id) == expected
 

@@ -191,6 +191,15 @@ def test_reduced_vocabulary_draws_target_ids_with_their_noise(backend: Backend, 
     token_map = backend(sk.TokenMap(ids))
     mapped = backend.sample(backend(small), noise_keys=backend(keys), draft_token_map=token_map)
     same_bits(mapped.token, backend.sample(backend(wide), noise_keys=backend(keys)).token)
+    for params in (sk.SamplingParams(0.8), sk.SamplingParams(top_k=50), sk.SamplingParams(0.0)):
+        for num_samples in (1, 5):
+            how = {"params": params, "noise_keys": backend(keys), "num_samples": num_samples}
+            narrow, full = (
+                backend.sample(backend(small), draft_token_map=token_map, **how),
+                backend.sample(backend(wide), **how),
+            )
+            same_bits(narrow.token, full.token)
+            torch.testing.assert_close(narrow.log_prob, full.log_prob, rtol=1e-5, atol=1e-5)
     u = backend(uniforms(rng, 6))
     plain = backend.sample(backend(small), uniform_samples=u)
     mapped = backend.sample(backend(small), uniform_samples=u, draft_token_map=token_map)

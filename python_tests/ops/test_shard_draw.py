@@ -231,6 +231,10 @@ def test_nothing_to_draw_from(backend: Backend, rng: torch.Generator) -> None:
             {**with_masses("logits"), "noise_keys": torch.zeros(3, 2).long()}, ValueError,
             "shard_draw: give masses or noise_keys, got both",
         ),
+        (
+            {"noise_keys": torch.zeros(3, 2).long()}, ValueError,
+            "shard_draw: give a draft or noise_keys, got both",
+        ),
         ({"noise_keys": torch.zeros(3, 2)}, TypeError, "shard_draw: noise_keys must be int64, got float32"),
         ({"params": 3}, TypeError, "shard_draw: params must be a SamplingParams or None, got int"),
         ({"draft_params": 3}, TypeError, "shard_draw: draft_params must be a SamplingParams or None, got int"),

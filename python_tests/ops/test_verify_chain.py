@@ -197,23 +197,6 @@ def test_strides_do_not_matter(backend: Backend, dtype: torch.dtype, acceptance:
     assert (backend.verify_chain(**expanded).tokens == dense.tokens[:1]).all()
 
 
-@pytest.mark.parametrize("kind", chains.KINDS)
-def test_acceptance_is_the_overlap_of_the_laws(backend: Backend, kind: str) -> None:
-    rng = torch.Generator().manual_seed(17)
-    arguments = chains.make(rng, 7, 3, 1100, kind=kind, params=PARAMS, draft_params=DRAFT_PARAMS, by=backend)
-    arguments["num_draft_tokens"] = torch.tensor([3, 3, 2, 1, 0, -1, 3], dtype=torch.int32)
-    P, Q = chains.laws(arguments)
-    if Q is None:
-        Q = np.eye(1100)[arguments["draft_tokens"]]
-    expected = np.minimum(P[:, :-1], Q).sum(-1)
-    for acceptance in RATIO:
-        out = run(backend, {**arguments, "acceptance": acceptance}, return_acceptance=True)
-        for b, n in enumerate([3, 3, 2, 1, 0, 0, 3]):
-            np.testing.assert_allclose(out.acceptance[b, :n].cpu(), expected[b, :n], rtol=1e-5, atol=1e-6)
-            assert (out.acceptance[b, n:] == -1).all()
-    assert run(backend, arguments).acceptance is None
-
-
 def test_draft_stats_are_used_as_given(backend: Backend) -> None:
     """A drawn token keeps the probability it had, although the cut-off is recomputed elsewhere on other bits."""
     rng = torch.Generator().manual_seed(19)

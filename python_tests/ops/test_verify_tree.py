@@ -508,6 +508,26 @@ def test_a_tiny_residual_keeps_its_shape(backend: Backend) -> None:
         assert out.tokens.tolist() == [[token, -1]] and out.status.tolist() == [0]
 
 
+def test_target_probabilities_far_from_a_sum_of_1_are_flagged(backend: Backend) -> None:
+    """And divided by it."""
+    arguments = chains.with_target_probs(trees.make(3, 4, 6, 1100, acceptance="recursive"), sk.SamplingParams())
+    expected = run(backend, arguments)
+    arguments["target_probs"] = arguments["target_probs"] * torch.tensor([1.0, 1.009, 1.02, 0.98])[:, None, None]
+    out = run(backend, arguments)
+    same_bits(out.tokens, expected.tokens)
+    assert out.status.tolist() == [0, 0, int(sk.Status.BAD_PARAM), int(sk.Status.BAD_PARAM)]
+
+
+@pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
+def test_a_reduced_draft_may_be_given_as_probabilities(backend: Backend, acceptance: str) -> None:
+    given = trees.make(11, backend.batch(16), 7, 1500, acceptance=acceptance, kind="reduced")
+    expected = sk.verify_tree(**given, backend="reference")
+    given["draft_probs"] = given.pop("draft_logits").softmax(-1)
+    out = run(backend, given)
+    for name in trees.OUTPUTS:
+        assert torch.equal(getattr(out, name).cpu(), getattr(expected, name)), name
+
+
 def test_a_cascade_at_temperature_0_needs_no_random_numbers(backend: Backend) -> None:
     tree, cold = sk.DraftTree.from_parents([-1, 0]), sk.SamplingParams(0.0)
     rows = torch.tensor([[[0.0, 2.0, 1.0], [3.0, 0.0, 1.0]]])

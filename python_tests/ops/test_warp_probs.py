@@ -46,6 +46,18 @@ def test_the_smallest_top_p_keeps_the_likeliest_even_where_denormals_are_flushed
     assert probs.tolist() == [[0, 0, 1]]
 
 
+def test_a_temperature_below_the_normal_numbers_is_greedy_in_a_tensor_too(backend: Backend) -> None:
+    """1 / T would be infinite."""
+    x, params = torch.tensor([[0.5, 2.0, 1.0]] * 4), sk.SamplingParams(torch.tensor([0.0, 1e-39, 1.1e-38, 0.7]))
+    probs = backend.warp_probs(*backend(x, params)).cpu()
+    assert probs[:3].tolist() == [[0, 1, 0]] * 3
+    np.testing.assert_allclose(probs[3], float64_law(x[3], sk.SamplingParams(0.7)), rtol=1e-5)
+    stats = sk.row_stats(*backend(x, params), backend=backend.name)
+    assert stats.normalizer[:3].tolist() == [1.0] * 3 and not stats.status.any()
+    masses = sk.shard_stats(*backend(x[:, None], params), backend=backend.name).tile_mass[:3, 0].sum(-1)
+    assert masses.isfinite().all()
+
+
 def test_no_gradient_comes_back(backend: Backend) -> None:
     x = backend(torch.randn(2, 5)).requires_grad_()
     probs = backend.warp_probs(x)

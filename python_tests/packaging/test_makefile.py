@@ -40,7 +40,7 @@ def python_is(checkout: Path, version: str) -> None:
 
 def dry_run(checkout: Path, *settings: str) -> subprocess.CompletedProcess[str]:
     """Without what a `make test PYTHON=…` around this test hands on."""
-    environment = {name: value for name, value in os.environ.items() if name not in HANDED_ON}
+    environment = {name: value for name, value in os.environ.items() if name not in HANDED_ON} | {"LC_ALL": "C"}
     command = ["make", "-n", "build", "VIRTUAL_ENV=", *settings]
     return subprocess.run(command, cwd=checkout, capture_output=True, text=True, env=environment)
 
@@ -86,6 +86,38 @@ def test_another_python_than_the_environments_is_refused(checkout: Path) -> None
     assert "compiling and installing" in would_run(checkout, f"PYTHON={checkout}/python3.11")
     done = dry_run(checkout, f"PYTHON={checkout}/python3.13")
     assert done.returncode and "python3.13 is not the Python 3.11 of .venv: remove that folder first" in done.stderr
+
+
+def test_an_environment_of_too_old_a_python_is_refused_before_anything_is_fetched(checkout: Path) -> None:
+    python_is(checkout, "3.10")
+    done = dry_run(checkout)
+    assert done.returncode and "Python 3.11 or newer is needed, and .venv has Python 3.10: remove that" in done.stderr
+
+
+def test_separate_environments_outlive_another_build(checkout: Path) -> None:
+    for stamp, text in (("requirements", ""), ("installed", f"{checkout}\n")):
+        (checkout / f".venv/.specdec-{stamp}-3.11").write_text(text)
+    places = ("docs", "llama-cpp", "transformers-5.17.0", "transformers-5.24.0", "triton-3.6.0")
+    for place in places:
+        (checkout / f"build/{place}").mkdir(parents=True)
+        (checkout / f"build/{place}/.installed").write_text("")
+    later = (checkout / "build/docs/.installed").stat().st_mtime + 9
+    os.utime(checkout / "csrc/op.cpp", (later, later))
+    made = would_run(checkout, "docs", "test-llama-cpp", "test-transformers", "test-triton")
+    assert "compiling and installing" in made and "==> installing" not in made and "rm -rf build" not in made
+
+
+@pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="an installed package has no kernel sources")
+def test_the_emulators_programs_are_built_with_the_compiler_that_there_is(tmp_path: Path) -> None:
+    """make's own preset is g++."""
+    compiler = tmp_path / "clang++"
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    command = [shutil.which("make"), "-n", "-B", "-C", str(ROOT / "csrc/emulator/tests"), "all"]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": str(tmp_path)})  # type: ignore[arg-type]
+    assert (
+        done.returncode == 0 and f"{compiler} " in done.stdout and "g++ -" not in done.stdout.replace(str(compiler), "")
+    )
 
 
 def test_an_environment_without_its_python_is_made_anew(checkout: Path) -> None:

@@ -260,9 +260,10 @@ def test_bad_architectures_are_one_sentence(project: Path) -> None:
     (project / "cuda/lib").mkdir()
     (project / "cuda/lib/libcudart_static.a").write_text("")
     settings = {"SPECDEC_CUDA": "1", "CUDA_HOME": str(nvcc.parents[1])}
-    result = in_place(project, **settings, SPECDEC_CUDA_ARCHS="90a;Hopper")
-    assert result.returncode != 0
-    assert "SPECDEC_CUDA_ARCHS must look like" in result.stderr and "Traceback" not in result.stderr
+    for archs in ("90a;Hopper", ";"):
+        result = in_place(project, **settings, SPECDEC_CUDA_ARCHS=archs)
+        assert result.returncode != 0
+        assert "SPECDEC_CUDA_ARCHS must look like" in result.stderr and "Traceback" not in result.stderr
 
 
 def fake_nvcc(project: Path, script: str) -> Path:

@@ -119,5 +119,7 @@ def soak(minutes: float, threads: int, processes: int, seed: int) -> Tally:
                 break
     if done < processes:
         whole.wrong.append(f"{processes - done} processes died, or did not end")
+    if not whole.counts["requests"]:
+        whole.wrong.append("no request was made")
     whole.wrong += [f"{name}: not its distribution (p = {p:.1e})" for name, p in rejected(whole.streams).items()]
     return whole

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +55,13 @@ def test_memory_that_grows_is_seen() -> None:
     assert grown(flat) == [] and grown([*flat, *[x + MOST_GROWTH // 4 for x in flat]]) == []
     assert grown([(300 << 20) + i * MOST_GROWTH // 20 for i in range(100)])
     assert grown(flat[:30]) == []  # too short to say
+
+
+@pytest.mark.slow
+def test_a_soak_without_a_request_is_no_success() -> None:
+    command = [sys.executable, "-m", "python_tests.soak", "--minutes", "0.001", "--threads", "1", "--processes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2])
+    assert done.returncode == 1 and done.stderr == "wrong: no request was made\n", done.stderr
 
 
 @pytest.mark.slow

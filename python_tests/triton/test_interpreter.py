@@ -89,6 +89,12 @@ def test_prefix_sums_of_equal_numbers_do_not_drift() -> None:
     assert (out.double() - x.double().cumsum(0)).abs().max() < 3e-7  # one after the other: 5.4e-6
 
 
+def test_what_no_kernel_has_written_shows() -> None:
+    with interpreted.checked():
+        assert torch.empty(3).isnan().all() and torch.empty_like(torch.zeros(3)).isnan().all()
+        assert (torch.empty(3, dtype=torch.int64) < 0).all() and (torch.empty_like(torch.zeros(3).int()) > 2**30).all()
+
+
 def test_a_missing_mask_is_found() -> None:
     x, out = torch.randn(4, 100), torch.empty(4)
     with interpreted.checked(), pytest.raises(Exception, match="masked_load out of bounds"):

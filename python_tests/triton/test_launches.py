@@ -33,7 +33,9 @@ def launched(backend: Backend, run: Callable[[], object]) -> list[tuple[object, 
 
 @pytest.mark.parametrize(("vocab", "warps"), [(40, 1), (1500, 2), (5000, 4)])
 def test_a_scan_has_a_warp_for_each_tile(vocab: int, warps: int) -> None:
-    """So that a tile's sum has one order, whatever else a row needs: the remainder of equal laws is exactly 0."""
+    """So that a tile's sum of aligned rows has one order, whatever else they need: the remainder of equal laws is
+    exactly 0.
+    """
     from triton.runtime.interpreter import GridExecutor
 
     x = torch.randn(1, 2, vocab)
@@ -69,11 +71,15 @@ def test_sizes_of_a_cache_compile_no_variant() -> None:
     assert isinstance(function, ast.FunctionDef) and isinstance(decorator := function.decorator_list[0], ast.Call)
     spared = set(ast.literal_eval(decorator.keywords[0].value))
     names = [parameter.arg for parameter in function.args.args]
+    strides: set[tuple[tuple[bool, bool], ...]] = set()
     for rows in (15, 16, 17):
-        cache = torch.zeros(1, 1, rows, 8)
-        nodes, lengths = torch.tensor([[2]]), torch.tensor([1])
+        cache = torch.zeros(2, 3, rows, 64, dtype=torch.bfloat16)
+        nodes, lengths = torch.tensor([[2], [2]]), torch.tensor([1, 1])
         (given,) = launched(backend, lambda c=cache, n=nodes, m=lengths: backend.gather_kv_([c], n, m))
         assert {name for name, value in zip(names, given, strict=False) if isinstance(value, int)} == spared
+        (planes,) = (value for value in given if type(value).__name__ == "Planes")
+        strides.add(tuple((stride == 1, stride % 16 == 0) for stride in planes.shapes))
+    assert len(strides) == 1
 
 
 def numbers(bundle: object) -> Iterator[str]:
@@ -89,10 +95,12 @@ def test_processors_compile_no_variant_as_requests_come_and_go() -> None:
     """Their numbers differ in nothing that Triton looks at, whatever the batch and the lengths of lists."""
     (backend,) = [b for b in present("verify_chain") if b.name == "triton"]
     seen: dict[str, set[tuple[bool, bool]]] = {}
-    for batch, width, biases in ((2, 2, 3), (4, 3, 16), (3, 4, 17), (16, 2, 33), (5, 5, 1)):
+    for batch, width, biases, written in (
+        (2, 2, 3, 7), (4, 3, 16, 7), (3, 4, 17, 7), (16, 2, 33, 33000), (5, 5, 1, 7), (2, 2, 33000, 7),
+    ):  # fmt: skip
         rng = torch.Generator().manual_seed(5)
-        arguments = chains.make(rng, batch, width, 40, kind="one_hot")
-        history = torch.randint(0, 40, (batch, 7), generator=rng)
+        arguments = chains.make(rng, batch, width, 40 if biases < 40 else biases, kind="one_hot")
+        history = torch.randint(0, 40, (batch, written), generator=rng)
         arguments["processors"] = sk.Processors(
             logit_bias=dict.fromkeys(range(biases), 0.5), presence_penalty=0.4,
             token_counts=sk.TokenCounts(history, 3 * batch, None),

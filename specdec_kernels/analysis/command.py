@@ -60,7 +60,12 @@ def _plan_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--raw", action="store_true", help="of --prompt-file: as it is, not in the model's chat template"
     )
-    parser.add_argument("--count", type=POSITIVE, default=8, help="prompts at most, decoded together")
+    parser.add_argument(
+        "--count",
+        type=POSITIVE,
+        default=8,
+        help="prompts at most, decoded together: the first of a file, the last of a set",
+    )
     parser.add_argument("--temperature", type=TEMPERATURE, nargs="+", default=[0.0, 1.0], help="0 is greedy")
     parser.add_argument(
         "--num-speculative-tokens", type=LENGTH, nargs="+", default=list(planner.LENGTHS), metavar="K",

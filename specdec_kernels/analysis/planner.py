@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..checks import check_array, check_flag, check_int, check_mapping, check_number, check_one_of, check_sequence
+from ..decoding.arguments import check_own_runner
 from ..decoding.request import Request, check_room
 from ..drafters.base import Drafter, TreeDrafter
 from ..integrations.runners import as_runner
@@ -286,6 +287,7 @@ def plan(
         request = Request(ids, mask, SamplingParams(), None, max_new_tokens, None)
         request.check("plan", runner)
         for drafter in drafters.values():
+            check_own_runner("plan", runner, drafter)
             if drafter.runner is not None:
                 check_room("plan", drafter.runner, request.prompt(runner).longest + max_new_tokens)
     found = Plan(costs=dict(costs or {}))

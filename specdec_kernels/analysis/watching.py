@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..checks import check_callable, check_flag, check_instance
+from ..decoding.arguments import check_own_runner
 from ..decoding.claims import claimed
 from ..decoding.costs import CostTable
 from ..decoding.generate import generate
@@ -99,6 +100,7 @@ def watch(
     if isinstance(drafter, TreeDrafter) and acceptances and unwatched:
         raise ValueError(f"watch: {unwatched[0]} must be None with a drafter of trees, unless acceptances is False")
     runner = as_runner(model, "watch")
+    check_own_runner("watch", runner, drafter)
     log = _Log(clock, runner.device, acceptances)
     kind = _WatchedTreeDrafter if isinstance(drafter, TreeDrafter) else _WatchedDrafter
     watched = type(type(drafter).__name__, (kind,), {})(drafter, log)  # messages name the drafter
@@ -270,6 +272,7 @@ class _WatchedDrafter(Drafter):
     def __init__(self, inner: Drafter, log: _Log) -> None:
         self._inner, self._log = inner, log
         self.gives_logits, self.runner = inner.gives_logits, inner.runner
+        self.token_map = getattr(inner, "token_map", None)
 
     def start(self, state: DecodingState) -> None:
         self._inner.start(state)

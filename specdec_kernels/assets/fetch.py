@@ -13,6 +13,7 @@ import fcntl
 import gzip
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -122,8 +123,9 @@ def download(wheel: Wheel, folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        if "No space left on device" in done.stderr:
-            raise OSError(errno.ENOSPC, "No space left on device")
+        for code in (errno.ENOSPC, errno.EDQUOT):
+            if f"[Errno {code}]" in done.stderr:  # the words behind it are in the user's language
+                raise OSError(code, os.strerror(code))
         # As in an environment that uv made. (Looking for pip here would make setuptools refuse to be imported later.)
         if "No module named pip" in done.stderr:
             raise AssetError(

@@ -91,7 +91,7 @@ def chains() -> tuple[Case, ...]:
         for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.6))
     )
     short, long = _random(3, 1, 40), _random(3, 2, 36)
-    greedy, both_k, both_p, hot, hot_k = (
+    greedy, both_k, both_p, hot, hot_k, cool, warm = (
         dict[str, Any](params=of, draft_params=of)
         for of in (
             GREEDY,
@@ -99,6 +99,8 @@ def chains() -> tuple[Case, ...]:
             SamplingParams(top_p=0.7),
             SamplingParams(1.5, top_p=0.7),
             SamplingParams(1.5, top_k=4, top_p=0.7),
+            SamplingParams(0.6),
+            SamplingParams(1.5),
         )
     )
     return (
@@ -130,9 +132,13 @@ def chains() -> tuple[Case, ...]:
         Case("two ids, three drafted", _random(2, 3, 34)),
         Case("beside a shorter draft", long, beside=short),
         Case("beside a longer draft", short, beside=long),
+        Case("no draft, beside one", _random(3, 1, 48, num_draft_tokens=0), beside=long),
         Case("beside a greedy sequence", _random(3, 1, 38), beside=replace(short, **greedy)),
         Case("greedy, beside one that is not", replace(short, **greedy), beside=_random(3, 1, 38)),
         Case("top-k 2, beside top-p", _random(4, 1, 42, **both_k), beside=_random(4, 1, 44, **both_p)),
+        Case("top-p, beside top-k 2", _random(4, 1, 44, **both_p), beside=_random(4, 1, 42, **both_k)),
+        Case("temperature 0.6, beside 1.5", _random(3, 1, 52, **cool), beside=_random(3, 1, 54, **warm)),
+        Case("temperature 1.5, beside 0.6", _random(3, 1, 54, **warm), beside=_random(3, 1, 52, **cool)),
     )
 
 

@@ -126,24 +126,27 @@ class Composed:
             if start >= TOKENS:
                 out[tokens[1 : TOKENS + 1]] += _chance(held)
                 return
-            for drafted, with_drafts in draw(start, (tokens[-1],), held):
+            for drafted, with_drafts in self._drafted(start, (tokens[-1],), held, met):
                 for piece in self.verified[(start, *drafted)]:
                     both = met(start, with_drafts, piece.sides, False)
                     if both is not None:
                         emit(tokens + piece.tokens, both)
 
-        def draw(start: int, drafted: tuple[int, ...], held: Sides) -> Iterator[tuple[tuple[int, ...], Sides]]:
-            i = len(drafted) - 1
-            if i == self.num_draft:
-                yield drafted, held
-                return
-            for piece in self._drawn(start, i, drafted[-1]):
-                both = met(start, held, piece.sides, True)
-                if both is not None:
-                    yield from draw(start, drafted + piece.tokens, both)
-
         emit((0,), {})
         return out
+
+    def _drafted(
+        self, start: int, drafted: tuple[int, ...], held: Sides, met: Callable[[int, Sides, Sides, bool], Sides | None]
+    ) -> Iterator[tuple[tuple[int, ...], Sides]]:
+        """The ways in which a step's draft may go on: its tokens, and where the numbers must be for them."""
+        i = len(drafted) - 1
+        if i == self.num_draft:
+            yield drafted, held
+            return
+        for piece in self._drawn(start, i, drafted[-1]):
+            both = met(start, held, piece.sides, True)
+            if both is not None:
+                yield from self._drafted(start, drafted + piece.tokens, both, met)
 
     def _drawn(self, start: int, i: int, before: int) -> list[Piece]:
         if self.signature.draft is not None:
@@ -153,18 +156,26 @@ class Composed:
 
     def distance(self, fresh: bool = False, apart: bool = False) -> float:
         """The total variation from the target."""
-        wanted = self.target[0]
-        for _ in range(1, TOKENS):
-            wanted = wanted[..., None] * self.target
-        return float(np.abs(self.joint(fresh, apart) - wanted).sum() / 2)
+        return float(np.abs(self.joint(fresh, apart) - of_texts(self.target, TOKENS)).sum() / 2)
 
     def draft_distance(self) -> float:
-        """How far the drafter's first tokens are from the distribution that the verifier is told."""
-        drawn = np.zeros_like(self.draft)
+        """How far the first step's draft tokens, together, are from the distributions that the verifier is told."""
+        worst = 0.0
         for before in range(self.vocab):
-            for piece in self._drawn(0, 0, before):
-                drawn[before, piece.tokens[0]] += _chance(piece.sides)
-        return float(np.abs(drawn - self.draft).sum(1).max() / 2)
+            drawn = np.zeros((self.vocab,) * self.num_draft)
+            for drafted, held in self._drafted(0, (before,), {}, lambda start, held, sides, _: _meet(held, sides)):
+                drawn[drafted[1:]] += _chance(held)
+            wanted = of_texts(self.draft, self.num_draft, before)
+            worst = max(worst, float(np.abs(drawn - wanted).sum() / 2))
+        return worst
+
+
+def of_texts(law: Float64, length: int, before: int = 0) -> Float64:
+    """``[vocab] * length``: the distribution of so many tokens; of each, `law` has a row by the token before it."""
+    out = law[before]
+    for _ in range(1, length):
+        out = out[..., None] * law
+    return out
 
 
 def won(weights: Float64, winner: int) -> Float64:

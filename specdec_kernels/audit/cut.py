@@ -32,8 +32,8 @@ _MOST_CUTS, _FOLLOWED = 4, 8
 """How often boxes are sought, and the random noises that those before did not predict from which they then are."""
 _ALONE = 40
 """Rows that are also asked about one by one."""
-_BASE, _FIRST, _NEVER = 2.0**-10, 1e-30, 1e30
-"""When ids of a race arrive. In a kernel with float32 uniforms `_NEVER` becomes 16.6, which is 2**14 times `_BASE`."""
+_BASE, _BASE_IN_KERNELS, _FIRST, _NEVER = 1.0, 2.0**-10, 1e-30, 1e30
+"""When ids of a race arrive. In a kernel with float32 uniforms `_NEVER` becomes 16.6, which is 2**14 times its base."""
 _OCTAVES, _HALVINGS = 60.0, 36
 """A ratio of weights is sought between 2**-60 and 2**60, and that range halved so often: to a relative 1e-9."""
 
@@ -118,8 +118,8 @@ class Bisection:
         Of the uniforms.
     messages : list of str
         What went wrong; an outcome −1 − i is the i-th.
-    alone : float
-        The share of rows that come out otherwise in a call of their own, as far as that was looked at.
+    differs_alone : bool
+        Whether some rows came out otherwise in a call of their own, or asked for other numbers there.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Bisection:
         self.labels: dict[Label, int] = {}
         self.dtypes: set[torch.dtype] = set()
         self.messages: list[str] = []
-        self.alone = 0.0
+        self.differs_alone = False
         self._interpreted = False
         self._learns = not self.given and other is None  # a row's outcome depends on nothing but what kernels asked for
         self._known: dict[int, _Node] = {}
@@ -355,14 +355,14 @@ class Bisection:
         """Within a box the favourites' outcomes say whether a race matters; if one does, the ratio of two ids' weights
         is the ratio of times of arrival at which the outcome changes.
         """
-        vocab, size = self.vocab, len(found.outcome)
+        vocab, size, base_time = self.vocab, len(found.outcome), _BASE_IN_KERNELS if self.signature.keyed else _BASE
         points = np.full((size, self._columns()), 0.5)
         middles = np.concatenate([_ends(sides).mean(-1) for sides in found.sides])
         points[:, axes] = np.floor(middles * LATTICE)[:, : len(axes)] / LATTICE
         everything, columns = np.arange(size), self._races()
 
         def outcome(box: Int64, times: Float64, race: int) -> Int64:
-            arrivals = {c: np.full((len(box), vocab), _BASE) for c in columns}
+            arrivals = {c: np.full((len(box), vocab), base_time) for c in columns}
             arrivals[race] = times
             return self.codes(found.path[box], points[box], arrivals)
 
@@ -371,7 +371,7 @@ class Bisection:
         for race in columns:
             favoured, last = np.empty_like(winners), np.empty_like(winners)
             for v in range(vocab):
-                times = np.full((size, vocab), _BASE)
+                times = np.full((size, vocab), base_time)
                 times[:, v] = _FIRST
                 favoured[:, v] = outcome(everything, times, race)
                 times[:, v] = _NEVER
@@ -389,8 +389,8 @@ class Bisection:
                 for _ in range(_HALVINGS if len(rest) else 0):
                     middle = (low + high) / 2
                     times = np.full((len(rest), vocab), _NEVER)
-                    times[np.arange(len(rest)), first] = _BASE
-                    times[:, v] = _BASE * 2.0**middle
+                    times[np.arange(len(rest)), first] = base_time
+                    times[:, v] = base_time * 2.0**middle
                     wins = outcome(rest, times, race) == favoured[rest, v]
                     low, high = np.where(wins, middle, low), np.where(wins, high, middle)
                 weights[rest, v] = 2.0**low
@@ -411,18 +411,19 @@ class Bisection:
         close = order[:, -2] > order[:, -1] * (1 - 1e-5)
         others = np.flatnonzero(~close & (found.winners[box, chances.argmax(1)] != seen))
         if not len(others) and self.batched and not self.labels and self.other is None:
-            self.alone = self._alone(path[:_ALONE], points[:_ALONE], {c: t[:_ALONE] for c, t in arrivals.items()}, seen)
+            few = {c: t[:_ALONE] for c, t in arrivals.items()}
+            self.differs_alone = self._differ_alone(path[:_ALONE], points[:_ALONE], few, seen[:_ALONE])
         return [(int(path[i]), (points[i] * LATTICE).astype(np.int64).tolist()) for i in others]
 
-    def _alone(self, path: Int64, points: Float64, races: dict[int, Float64], seen: Int64) -> float:
-        """The share of rows whose outcome is another one in a call of their own."""
-        self.batched = False
+    def _differ_alone(self, path: Int64, points: Float64, races: dict[int, Float64], seen: Int64) -> bool:
+        """Whether an outcome is another one in a call of its own."""
+        kinds, self.batched = self.kinds, False
         try:
-            return float((self.codes(path, points, races) != seen[: len(path)]).mean())
+            return bool((self.codes(path, points, races) != seen).any()) or self.kinds != kinds
         except UnknownNoise:  # it asks for others there
-            return 0.0
+            return True
         finally:
-            self.batched = True
+            self.kinds, self.batched = kinds, True
 
 
 @dataclass

@@ -45,7 +45,7 @@ class Joint:
     at_ends : bool
         Whether what is impossible, and failures, need a uniform at an end of its range.
     dtypes : set of torch.dtype
-        Of the uniforms.
+        Of the uniforms, as far as that is known.
     """
 
     law: Float64
@@ -76,34 +76,47 @@ class Joint:
 
 
 class Extractor(Bisection):
-    """Runs one case of a signature's verifier with given or with its own random numbers."""
+    """Runs one case of a signature's verifier with given or with its own random numbers; `alone`: row by row."""
 
-    def __init__(self, signature: Signature, case: Case, rng: np.random.Generator) -> None:
-        self.problem: Problem = case.problem
+    def __init__(self, signature: Signature, case: Case, rng: np.random.Generator, alone: bool = False) -> None:
+        self.case, self.problem = case, case.problem
         other = None if case.beside is None else step_of(case.beside)
         step, vocab, width = step_of(case.problem), case.problem.vocab, case.problem.num_tokens
         super().__init__(signature, signature.emit, step, vocab, width, rng, other)
+        self._in_batches = signature.batched and not alone
+        self.batched = self._in_batches
         _, weights = self.problem.paths()
         self._likely = weights / weights.sum()
 
-    def joint(self, samples: int) -> Joint:
-        """Found exactly, or from so many samples (for each choice of given tokens)."""
+    def joint(self, samples: int, tolerance: float) -> Joint:
+        """Found exactly, or from so many samples (for each choice of given tokens).
+
+        Where a row alone comes out otherwise than in a batch, what rows alone emit is found, too: that may be as right.
+        """
         with torch.random.fork_rng(devices=[]):
-            try:
-                found = self.find(isinstance(self.problem, TreeProblem)).boxes()
-            except UnknownNoise:
-                return self._sampled(samples)
-            joint = self._assembled(found.code, found.volume, found.path, found.at_ends)
-            if self.alone:
-                joint.failures["a sequence alone comes out otherwise than in a batch"] = self.alone
+            joint = self._joint(samples)
+            if self.differs_alone:
+                alone = Extractor(self.signature, self.case, self.rng, alone=True)._joint(samples)
+                expected = self.case.expected
+                if alone.failures or alone.impossible or not any(alone.agrees(e, tolerance) for e in expected):
+                    off = max(min(map(alone.distance, expected)), sum(alone.impossible.values()))
+                    joint.failures["a sequence alone comes out otherwise than in a batch"] = off
             return joint
+
+    def _joint(self, samples: int) -> Joint:
+        try:
+            found = self.find(isinstance(self.problem, TreeProblem)).boxes()
+        except UnknownNoise:
+            return self._sampled(samples)
+        return self._assembled(found.code, found.volume, found.path, found.at_ends)
 
     def _assembled(self, codes: Int64, volumes: Float64, owner: Int64, at_ends: Bool) -> Joint:
         _, weights = self.problem.paths()
         each = self.problem.each_is_right
         good = (codes >= 0) & (volumes > 0)
         emitted = [self.tokens(code) for code in codes[good]]
-        joint = Joint(joint_of(self.problem, emitted, volumes[good], owner[good]), dtypes=self.dtypes)
+        dtypes = self.dtypes or ({torch.float32} if self.given else set())
+        joint = Joint(joint_of(self.problem, emitted, volumes[good], owner[good]), dtypes=dtypes)
         shares = volumes * (1 / len(weights) if each else weights[owner])
         ends = []
         for code, share, end in zip(codes, shares, at_ends, strict=True):
@@ -127,14 +140,14 @@ class Extractor(Bisection):
         problem, rng = self.problem, self.rng
         _, weights = problem.paths()
         each = problem.each_is_right
-        if not self.signature.batched:
+        if not self._in_batches:
             samples = min(samples, _ONE_BY_ONE)
         if each:
             samples = max(samples // len(weights), 2000)
             path = np.repeat(np.arange(len(weights)), samples)
         else:
             path = rng.choice(len(weights), samples, p=weights / weights.sum())
-        self.batched = self.signature.batched
+        self.batched = self._in_batches
         codes = self.codes(path, rng.integers(0, LATTICE, (len(path), self.given)) / LATTICE, replaced=False)
         joint = Joint(np.zeros((len(weights) if each else 1, *[problem.vocab] * self.width)), samples)
         laws, possible = problem.target_laws(), _prefixes(problem)

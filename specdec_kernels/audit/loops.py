@@ -93,13 +93,13 @@ class LoopRunner:
         self.vocab = len(self.target)
 
     def run(self, apart: bool = False, fresh: bool = False) -> tuple[Int64, Int64]:
-        """``[samples, TOKENS]`` tokens of every sequence, and the first drafted.
+        """``[samples, TOKENS]`` tokens of every sequence, and the first step's drafts.
 
         `apart`: drafts are drawn by the audit, with numbers of its own. `fresh`: seeds are new at every step.
         """
         rng, batch, k = self.rng, self.samples, _NUM_DRAFT
         out = np.zeros((batch, TOKENS + k + 2), np.int64)
-        length, first = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
+        length, first = np.zeros(batch, np.int64), np.zeros((batch, k), np.int64)
         seeds = self._seeds()
         generators = self._generators(seeds) if self.seeded else None
         for step_number in range(_MOST_STEPS):
@@ -112,7 +112,7 @@ class LoopRunner:
             last = out[np.arange(batch), length]
             drafted = self._drafts(last, length, seeds, generators, apart)
             if step_number == 0:
-                first = drafted[:, 0]
+                first = drafted
             before = np.concatenate([last[:, None], drafted], 1)
             step = self._step(before, length, seeds, generators)
             step.uniforms = torch.from_numpy(rng.integers(0, 1 << 24, (batch, self.signature.uniforms(k + 1))) / 2**24)
@@ -173,13 +173,17 @@ class LoopRunner:
 
     def judged(self, tokens: Int64) -> tuple[float, float]:
         """Total variation and p-value of the tokens ``[samples, TOKENS]`` under the target."""
-        target = self.target.numpy()
-        wanted = target[0]
-        for _ in range(1, TOKENS):
-            wanted = wanted[..., None] * target
-        counts = np.zeros(wanted.shape)
-        np.add.at(counts, tuple(tokens.T), 1)
-        return float(np.abs(counts / len(tokens) - wanted).sum() / 2), g_test(counts, wanted, MERGED)
+        return _compared(tokens, self.target.numpy())
+
+
+def _compared(tokens: Int64, law: Float64) -> tuple[float, float]:
+    """Total variation and p-value of tokens ``[samples, n]`` after an id 0, of each of which `law` has a row by the
+    token before it.
+    """
+    wanted = composed.of_texts(law, tokens.shape[1])
+    counts = np.zeros(wanted.shape)
+    np.add.at(counts, tuple(tokens.T), 1)
+    return float(np.abs(counts / len(tokens) - wanted).sum() / 2), g_test(counts, wanted, MERGED)
 
 
 _SHARED = Finding(
@@ -196,7 +200,10 @@ _AGAIN = Finding(
 _CONSTANT = Finding(
     "constant-noise", "Every call draws the same random numbers: it sets its generator back to one seed."
 )
-_OTHER = "Drafts are not drawn from the distribution that the verifier is told ({how})."
+_OTHER = (
+    "Drafts are not drawn from the distribution that the verifier is told, or the tokens of one not independently "
+    "({how})."
+)
 
 
 def loops(signature: Signature, samples: int, seed: int, tolerance: float) -> list[Loop]:
@@ -253,11 +260,9 @@ def _cause(runner: LoopRunner, first: Int64) -> Finding | None:
         return runner.judged(run()[0])[1] > LEVEL
 
     if runner.signature.draft is not None:
-        drafted = np.bincount(first, minlength=runner.vocab).astype(float)
-        told: Float64 = runner.draft[0].numpy()
-        p_value = g_test(drafted, told, MERGED)
+        _, p_value = _compared(first, runner.draft.numpy())
         if p_value <= LEVEL:
-            return Finding("other-draft", _OTHER.format(how=f"p = {p_value:.1e} of a G-test of the first"))
+            return Finding("other-draft", _OTHER.format(how=f"p = {p_value:.1e} of a G-test of the first step's"))
     if (runner.signature.keyed or runner.signature.draft is not None) and right(lambda: runner.run(fresh=True)):
         return _AGAIN
     if runner.signature.draft is not None and right(lambda: runner.run(apart=True)):

@@ -108,7 +108,7 @@ def _of(case: Case, verify: Verify) -> Verify:
 
     def beside(
         target: Tensor, tokens: Tensor, draft_logits: Tensor, *, acceptance: str, uniform_samples: Tensor,
-        params: SamplingParams, draft_params: SamplingParams,
+        params: SamplingParams, draft_params: SamplingParams, **of_length: Tensor,
     ) -> Any:  # fmt: skip
         batch, device = len(tokens), target.device
         chosen = paths[rng.choice(len(paths), batch, p=weights / weights.sum())]

@@ -122,6 +122,12 @@ class Report:
         return None if self.smallest is None else _counterexample(self.smallest)
 
     @property
+    def _wrong_beside_others_alone(self) -> bool:
+        """Whether batches of one kind were right, and only those of two kinds wrong."""
+        wrong, right = ({row.case for row in self.rows if row.lossless is how} for how in (False, True))
+        return all("beside" in case for case in wrong) and any("beside" not in case for case in right)
+
+    @property
     def findings(self) -> list[Finding]:
         """All that was found wrong: the likely causes."""
         found: list[Finding] = []
@@ -132,7 +138,7 @@ class Report:
             found += [Finding("failure", f"{row.case}: {row.result}.") for row in (self.smallest,) if row is not None]
         if self.fits and self.fits[0].explains:
             found.append(Finding(self.fits[0].cause.name, self.fits[0].words))
-        elif self.fits and all("beside" in row.case for row in self.rows if row.lossless is False):
+        elif self.fits and self._wrong_beside_others_alone:
             words = "Only a batch of unlike sequences comes out wrong: a sequence's tokens depend on those beside it."
             found.append(Finding("neighbours", words))
         elif self.fits:
@@ -198,25 +204,26 @@ class Report:
 
 def _at_ends(joints: list[Joint]) -> list[Finding]:
     """What goes wrong only where a uniform is at an end of its range."""
-    dtypes = {dtype for joint in joints for dtype in joint.dtypes} or {torch.float32}
+    dtypes = {dtype for joint in joints for dtype in joint.dtypes}
     chance = " or ".join(sorted({_END_CHANCE.get(dtype, str(dtype)) for dtype in dtypes}))
+    chance = f" (its chance is {chance})" if chance else ""  # of numbers that a kernel makes it is not known
     found = []
     impossible = [joint for joint in joints if joint.impossible]
     if impossible:
         if all(joint.accepted for joint in impossible):
             words = (
-                f"Where a uniform is exactly 0 (its chance is {chance}) it accepts a draft token that the target "
+                f"Where a uniform is exactly 0{chance} it accepts a draft token that the target "
                 "cannot give: `<=` where `<` is meant, so that 0 <= 0 passes."
             )
             found.append(Finding("zero-accepted", words))
         else:
             words = (
-                f"Where a uniform is at an end of its range (of chance {chance}) it draws a token that the target "
+                f"Where a uniform is at an end of its range{chance} it draws a token that the target "
                 "cannot give: the draw begins on an id of weight 0, or runs past the last one of weight."
             )
             found.append(Finding("draw-at-an-end", words))
     failures = sorted({message for joint in joints for message in joint.failures})
-    found += [Finding("failure", f"At an end of a uniform's range (of chance {chance}) {m}.") for m in failures]
+    found += [Finding("failure", f"At an end of a uniform's range{chance} {m}.") for m in failures]
     return found
 
 

@@ -117,7 +117,7 @@ def audit(
             f"audit: verifier must take and return what {signature!r} does, but in every case {always[0][0]}"
         )
     wrong = [row for row in rows if row.joint is not None and row.lossless is False and not row.joint.failures]
-    off = any(row.off or not row.joint.at_ends for row in wrong if row.joint is not None)
+    off = any(row.off for row in wrong)
     fits = best(sorted(found, key=lambda f: -f[1].distance(target_joint(f[0]))), tolerance) if off else []
     return Report(_name(verifier), signature, rows, over_steps, fits, tolerance)
 
@@ -132,7 +132,7 @@ def _row(kind: Signature, case: Case, rng: np.random.Generator, samples: int, to
     problem, vocab = case.problem, case.problem.vocab
     note = kind.refuses(problem)
     if case.beside is not None and not note:
-        ragged = case.beside.num_tokens != problem.num_tokens
+        ragged = case.beside.length != case.drafted
         if not kind.batched:
             note = "one sequence a call"
         elif ragged and not kind.ragged:
@@ -141,7 +141,7 @@ def _row(kind: Signature, case: Case, rng: np.random.Generator, samples: int, to
             note = kind.refuses(case.beside)
     if note:
         return Row(case.name, vocab, case.drafted, problem, note=note)
-    joint = Extractor(kind, case, rng).joint(samples)
+    joint = Extractor(kind, case, rng).joint(samples, tolerance)
     choices = [problem, *case.also]
     distances = [joint.distance(expected) for expected in case.expected]
     nearest = int(np.argmin(distances))

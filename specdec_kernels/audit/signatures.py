@@ -146,8 +146,9 @@ def _call(function: Verifier, given: dict[str, Any]) -> Tensor:
 
 
 def _tokens(answer: Any) -> Tensor:
-    """An answer's tokens, int64: all of it, or the first of a tuple."""
-    tokens = answer[0] if isinstance(answer, tuple) and answer else answer
+    """An answer's tokens, int64: all of it, or the first of a tuple, or of a list of tensors."""
+    several = isinstance(answer, tuple) and answer or isinstance(answer, list) and isinstance(answer[0], Tensor)
+    tokens = answer[0] if several else answer
     if isinstance(tokens, (list, np.ndarray)):
         tokens = torch.as_tensor(tokens)
     if not isinstance(tokens, Tensor):

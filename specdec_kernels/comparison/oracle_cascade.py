@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..decoding.claims import claimed
 from ..decoding.generate import generate
 from ..decoding.output import GenerationOutput
 from ..decoding.request import Request
@@ -68,6 +69,8 @@ def oracle_cascade(
     # So that errors name this function, not those that it calls.
     request = Request(input_ids, attention_mask, sampling, seeds, max_new_tokens, eos_token_id)
     models = TwoModels.begin("oracle_cascade", model, draft_model, request, draft_sampling, 0)
+    with claimed("oracle_cascade", model=models.target, draft_model=models.draft):
+        pass
     return generate(
         models.target, input_ids, drafter=ModelDrafter(models.draft, draft_sampling), attention_mask=attention_mask,
         sampling=sampling, seeds=seeds, max_new_tokens=max_new_tokens, num_speculative_tokens=0,

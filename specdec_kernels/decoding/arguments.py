@@ -30,8 +30,7 @@ def check_speculation(
     """Raise for the first wrong argument of `generate` among those that say how to speculate."""
     if not isinstance(drafter, Drafter):
         raise TypeError(f"generate: drafter must be a Drafter (NoDrafter() for none), got {type(drafter).__name__}")
-    if drafter.runner is runner:
-        raise ValueError("generate: drafter must have a Runner of its own, got the target's")
+    check_own_runner("generate", runner, drafter)
     check_draft_length("generate", num_speculative_tokens)
     if isinstance(num_speculative_tokens, CostTable):
         _check_costs(num_speculative_tokens, drafter)
@@ -47,6 +46,12 @@ def check_speculation(
         )
     if isinstance(law, BiLD) and law.distance == "argmax" and getattr(drafter, "token_map", None) is not None:
         raise ValueError("generate: BiLD with distance='argmax' must have a drafter without a token_map, got one")
+
+
+def check_own_runner(caller: str, runner: Runner, drafter: Drafter) -> None:
+    """ValueError if the drafter drafts with the target's `Runner`."""
+    if drafter.runner is runner:
+        raise ValueError(f"{caller}: drafter must have a Runner of its own, got the target's")
 
 
 def check_acceptance(caller: str, acceptance: object, drafter: Drafter) -> None:

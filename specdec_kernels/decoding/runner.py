@@ -150,7 +150,8 @@ class Runner(ABC):
         """
 
     def expect(self, real: Callable[[], Tensor]) -> None:  # noqa: B027 - of use to few
-        """Called before a forward that verifies, begins or continues a draft, of which not all rows are looked at.
+        """Called before a forward that verifies, begins a draft or continues a chain, of which not all rows are looked
+        at.
 
         Parameters
         ----------

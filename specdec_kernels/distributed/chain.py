@@ -56,20 +56,22 @@ def verify_chain(
     Every rank calls it with its columns of the logits and with the same of everything else, and every rank gets what
     the op gives on the whole logits, bit for bit (with Triton's kernels, which add up listed ids in the order of their
     list, up to rounding where sampling truncates). Rank r has the ids that follow those of rank r − 1; shards may be of
-    any width >= 1. For each row the ranks exchange the maximum and the mass of each tile of 1024 ids and the logit of
-    the draft token, and then the tiles' masses of the row that the token after the accepted ones is drawn from. The
-    amount of numbers is in proportion to ``batch · num_draft · vocab / 1024``. Where a shard does not start at a
-    multiple of 1024, the ids between its start and the next multiple go to the rank that has the tile's first id, at
-    most 1023 a row.
+    any width >= 1. All ranks must compute with the same backend and, on CPUs, the same instructions: others round in
+    another way, and ranks could then decide differently. For each row the ranks exchange the maximum and the mass of
+    each tile of 1024 ids and the logit of the draft token, and then the tiles' masses of the row that the token after
+    the accepted ones is drawn from. The amount of numbers is in proportion to ``batch · num_draft · vocab / 1024``.
+    Where a shard does not start at a multiple of 1024, the ids between its start and the next multiple go to the rank
+    that has the tile's first id, at most 1023 a row.
 
     Where sampling truncates, each rank sends the largest logits of a row with the numbers above: ``top_k + 1`` of them,
-    or 128 with `top_p` or `min_p` alone. If all ids that may be kept are among those, as is usual except with ties and
-    in rather flat rows, no other round is needed. Otherwise the ids that may be kept are sent in two more rounds. With
-    `top_p` and nothing else that bounds what is kept, at most five rounds come before these, which send the mass in
-    each of 256 ranges of logits, so that at most 256 ids, or the ties of one logit, are sent beyond what is kept. A row
-    is exchanged whole where `top_p` would then look among more than 4096 ids, where `top_k` is more than 4096, and
-    where the mass at a cut-off is so near to `top_p` (2**-19 of the row's) that rounding decides: then the op itself
-    does.
+    or 128 with `top_p` or `min_p` alone; of every truncated row of target or draft as many as of the one with most
+    needs. If all ids that may be kept are among those, as is usual except with ties and in rather flat rows, no other
+    round is needed. Otherwise the ids of truncated rows that may be kept are sent in two more rounds. With `top_p` and
+    nothing else that bounds what is kept, at most five rounds come before these, which send the mass in each of 256
+    ranges of logits, so that at most 256 ids, or the ties of one logit, are sent beyond what is kept. A row is
+    exchanged whole where `top_p` would then look among more than 4096 ids, where `top_k` is more than 4096, where
+    `top_p` alone stands beside an invalid `min_p`, where no id is possible, and where the mass at a cut-off is so near
+    to `top_p` (2**-19 of the row's) that rounding decides: then the op itself does.
 
     Every call waits for the device, more often where `widths` are not given, parameters are tensors, rows are cut or
     the rule is "block", and cannot be captured in a CUDA graph. For rows that are cut, each rank makes tensors as wide

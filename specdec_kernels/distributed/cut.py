@@ -108,6 +108,11 @@ def of_kept(params: SamplingParams, cuts: list[Truncation], device: torch.device
     )
 
 
+def cut_ones(cuts: list[Truncation]) -> list[int]:
+    """The numbers of the sequences that are cut."""
+    return [i for i, cut in enumerate(cuts) if cut.any]
+
+
 def listed_length(cuts: list[Truncation]) -> int:
     """How many of each rank's largest logits are sent at once: one more than top-k asks for, so that ties are seen."""
     bounded = [cut.top_k + 1 for cut in cuts if cut.any and not cut.told_whole and cut.top_k]
@@ -153,15 +158,15 @@ def bounds_of(x: Tensor, params: SamplingParams, cuts: list[Truncation]) -> Tens
 def candidates(
     shard: Shard, listed: Listed, told: Largest, params: SamplingParams, cuts: list[Truncation], uncut: Tensor | None
 ) -> Candidates:
-    """The candidates of the sequences that are cut; the others have none. `told` holds the largest logits of the
-    `listed` rows: where the bound lies above their floor, all that counts is among them, and no rank has to be asked
-    again. `uncut [batch, n, 6]`: values of the rows' stats, where top-p looks at a whole row's mass.
+    """The candidates of sequences that are all cut. `told` holds the largest logits of the `listed` rows: where the
+    bound lies above their floor, all that counts is among them, and no rank has to be asked again.
+    `uncut [batch, n, 6]`: values of the rows' stats, where top-p looks at a whole row's mass.
     """
     own, vocab = listed.own, shard.layout.vocab
-    is_cut, told_whole, has_top_p, by_mass = torch.tensor(
-        [[cut.any, cut.told_whole, cut.any and cut.top_p < 1, cut.by_mass] for cut in cuts], device=own.device
+    told_whole, has_top_p, by_mass = torch.tensor(
+        [[cut.told_whole, cut.top_p < 1, cut.by_mass] for cut in cuts], device=own.device
     ).T[..., None]
-    top_p, largest, here = None, told.values(vocab), is_cut & ~told_whole
+    top_p, largest, here = None, told.values(vocab), ~told_whole
     # of a row with nothing possible the op makes id 0 certain, which is none of the candidates
     told_whole = told_whole | (here & ~(largest > -math.inf).any(-1))
     bound = bounds_of(largest, params, cuts)
@@ -188,7 +193,7 @@ def candidates(
             (whole,) = shard.whole(own[doubtful])
             cutoff[doubtful] = row_stats(whole[:, None], some_params(params, of), backend=shard.backend).values[:, 0, 1]
         ids = torch.where(by_mass[..., None] & (values < cutoff[..., None]), vocab, ids)
-    return Candidates(ids, logits, also, torch.where(is_cut[..., None], told.nan, vocab), wide)
+    return Candidates(ids, logits, also, told.nan, wide)
 
 
 def tell(
@@ -208,24 +213,23 @@ def tell(
 
 
 def with_cuts(step: ShardedCall, draft: ShardRows, listed: Listed, told: Largest, cuts: list[Truncation]) -> ShardRows:
-    """The draft's rows, where some of their logits are cut."""
-    found = candidates(step.shard, listed, told, step.draft_params, cuts, draft.stats.values)
+    """The draft's rows, where some sequences' are cut: of those are the lists."""
+    numbers = cut_ones(cuts)
+    cuts, of_cut = [cuts[i] for i in numbers], torch.tensor(numbers, device=draft.own.device)
+    step, cut = step.some(numbers), draft.some(of_cut)
+    found = candidates(step.shard, listed, told, step.draft_params, cuts, cut.stats.values)
     rows, backend = found.rows(step.shard.layout.vocab), step.shard.backend
-    is_cut = torch.tensor([cut.any for cut in cuts], device=rows.device)[:, None]
     stats, prob = stats_and_prob(rows, step.ids, of_kept(step.draft_params, cuts, rows.device), backend)
     if found.wide.any():
         of, _ = found.wide.nonzero(as_tuple=True)
-        (whole,) = step.shard.whole(draft.own[found.wide])
+        (whole,) = step.shard.whole(cut.own[found.wide])
         of_whole = stats_and_prob(
             whole[:, None], step.ids[found.wide][:, None], some_params(step.draft_params, of), backend
         )
         for into, of_op in zip((*stats, prob), (*of_whole[0], of_whole[1]), strict=True):
             into[found.wide] = of_op[:, 0]
-    chosen = [
-        torch.where(is_cut if a.dim() == 2 else is_cut[..., None], a, b)
-        for a, b in zip(stats, draft.stats, strict=True)
-    ]
-    return replace(draft, stats=RowStats(*chosen), prob=torch.where(is_cut, prob, draft.prob))
+    chosen = [of.index_copy(0, of_cut, new) for of, new in zip(draft.stats, stats, strict=True)]
+    return replace(draft, stats=RowStats(*chosen), prob=draft.prob.index_copy(0, of_cut, prob))
 
 
 def stats_and_prob(rows: Tensor, ids: Tensor, params: SamplingParams, backend: str | None) -> tuple[RowStats, Tensor]:
@@ -304,12 +308,12 @@ class Known:
 
     target: ShardRows | None
     draft: ShardRows | None
-    largest: Largest | None  # of the target's rows, if some are cut
+    largest: Largest | None  # of the target's rows that are cut, if some are
 
     def some(self, sequences: Tensor) -> Known:
-        """What is known of these sequences alone."""
+        """What is known of these sequences alone; the lists stay as they are."""
         target, draft = (None if of is None else of.some(sequences) for of in (self.target, self.draft))
-        return Known(target, draft, None if self.largest is None else self.largest.some(sequences))
+        return Known(target, draft, self.largest)
 
 
 def know(step: ShardedCall, cuts: list[Truncation], draft_cuts: list[Truncation]) -> Known:
@@ -317,12 +321,15 @@ def know(step: ShardedCall, cuts: list[Truncation], draft_cuts: list[Truncation]
     reads_target = not all(cut.any for cut in cuts) or any(cut.by_mass for cut in cuts) or not cuts
     asked = [*([asked_of_target(step)] if reads_target else []), *asked_of_draft(step)]
     listed = []
-    if any(cut.any for cut in cuts):
-        listed.append(Listed(step.target_logits, listed_length(cuts), step.drafted))
-    cuts_draft = step.draft_logits is not None and step.drafted is not None and any(cut.any for cut in draft_cuts)
+    if numbers := cut_ones(cuts):
+        of_cut = step.some(numbers)
+        listed.append(Listed(of_cut.target_logits, listed_length(cuts), of_cut.drafted))
+    numbers = cut_ones(draft_cuts)
+    cuts_draft = step.draft_logits is not None and step.drafted is not None and len(numbers) > 0
     if cuts_draft:
-        assert step.draft_logits is not None
-        listed.append(Listed(step.draft_logits, listed_length(draft_cuts)))
+        drafted = step.some(numbers).draft_logits
+        assert drafted is not None
+        listed.append(Listed(drafted, listed_length(draft_cuts)))
     rows, lists = read_rows(step.shard, asked, listed)
     target = with_flags(step, rows.pop(0)) if reads_target else None
     draft = rows.pop() if rows else None
@@ -344,8 +351,8 @@ def verify_in_groups(step: ShardedCall, cuts: list[Truncation], draft_cuts: list
         return joined([whole, others], parts)
     if whole:
         return verify_told(step)
-    known = know(step, cuts, draft_cuts)
-    cut, uncut = ([i for i, cut in enumerate(cuts) if cut.any is wanted] for wanted in (True, False))
+    known, cut = know(step, cuts, draft_cuts), cut_ones(cuts)
+    uncut = [i for i in range(len(cuts)) if i not in cut]
     if not cut:
         return verify_uncut(step, known)
     if not uncut:

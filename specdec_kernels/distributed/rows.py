@@ -144,11 +144,6 @@ class Largest:
     nan: Tensor
     floor: Tensor
 
-    def some(self, sequences: Tensor) -> Largest:
-        """Those of some sequences, by their numbers."""
-        also = None if self.also is None else self.also[sequences]
-        return Largest(self.ids[sequences], self.logits[sequences], also, self.nan[sequences], self.floor[sequences])
-
     def values(self, vocab: int) -> Tensor:
         """The logits as float32, −inf where there is none."""
         return torch.where(self.ids < vocab, self.logits.float(), -math.inf)

@@ -65,6 +65,8 @@ class ShardedCall:
 
     def some(self, numbers: list[int]) -> ShardedCall:
         """The step of some sequences, by their numbers."""
+        if len(numbers) == len(self.draft_tokens):  # all of them: nothing is copied
+            return self
         sequences = torch.tensor(numbers, device=self.draft_tokens.device)
         whole = ("eos_token_ids",)
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in whole}

@@ -74,7 +74,7 @@ def shard_draw(
         ``[batch, n, tiles]`` float32 of all shards' tiles in the order of their ids, and ``[batch, n]``
         float64 or float32 in [0, 1).
     noise_keys : Tensor, optional
-        ``[batch, n]`` int64.
+        ``[batch, n]`` int64; without a draft, and the weights are not looked at.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
@@ -134,6 +134,8 @@ def shard_draw(
             raise shape_error(op, "masses", f"[batch, n, tiles] with tiles >= {least}", masses)
         expected.append(("masses", masses, FLOAT32, ("batch", "n", "tiles"), (*shape[:2], masses.shape[2])))
     check_tensors(op, logits, expected)
+    if noise_keys is not None and any(given is not None for given in (draft_logits, draft_probs, point_tokens)):
+        raise ValueError(f"{op}: give a draft or noise_keys, got both")
     draft_values, draft_argmax, status = of_draft
     out = _call(
         dispatch(op, _op, backend, device),

@@ -1,4 +1,9 @@
-"""`gather_kv_` as a Triton kernel."""
+"""`gather_kv_` as a Triton kernel.
+
+Strides are in the bundle `Planes`, and so are specialised. Where a head's rows are a multiple of 16 pieces (of 8 bytes
+at most; so are heads of 64 or 128 in half precision) that makes one form of the kernel; otherwise a cache that is dense
+and grows meets a second one, as its strides are multiples of 16 at some lengths alone.
+"""
 
 from __future__ import annotations
 

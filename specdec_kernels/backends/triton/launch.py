@@ -13,6 +13,8 @@ import triton
 from ...ops.arguments import tiles_of
 
 MOST_TILES_AT_ONCE = 1024  # partial sums of so many tiles are combined in one go
+# The interpreter pays by the operation, not by the element: there a program takes up to so many tiles, or numbers.
+INTERPRETED_TILES, INTERPRETED_NUMBERS = 256, 1 << 15
 
 
 def run(
@@ -54,11 +56,9 @@ def power_of_2(n: int) -> int:
 
 
 def tiles_a_program(vocab: int, on_gpu: int) -> int:
-    """Tiles that a program reads at once: at most `on_gpu` in compiled kernels. The interpreter pays by the operation,
-    not by the element, and takes up to 256.
-    """
+    """Tiles that a program reads at once: at most `on_gpu` in compiled kernels."""
     whole = power_of_2(tiles_of(vocab))
-    return min(whole, 256 if triton.knobs.runtime.interpret else on_gpu)
+    return min(whole, INTERPRETED_TILES if triton.knobs.runtime.interpret else on_gpu)
 
 
 def tiles_of_rows(rows: Any, on_gpu: int) -> int:
@@ -72,5 +72,5 @@ def tiles_at_once(vocab: int) -> int:
 
 
 def numbers_a_program(count: int) -> int:
-    """Elements of a small array that a program works on; more under the interpreter, as in `tiles_a_program`."""
-    return min(power_of_2(count), 1 << 15 if triton.knobs.runtime.interpret else 256)
+    """Elements of a small array that a program works on."""
+    return min(power_of_2(count), INTERPRETED_NUMBERS if triton.knobs.runtime.interpret else 256)

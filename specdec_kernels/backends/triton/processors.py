@@ -53,6 +53,11 @@ def kernel_of_lists(ids, num, kept, flags, CHUNK: tl.constexpr):
         tl.store(kept + at + i, tl.where(good, id, LAST_ID), mask=i < num)
 
 
+def steps_of(num: int) -> int:
+    """Halvings in which `entry_of` finds an id among `num`: an odd number, as of others 16 would compile a variant."""
+    return num.bit_length() | 1
+
+
 def flagged_lists(ids: Tensor) -> tuple[Tensor, Tensor]:
     """The reference's `flagged_lists` ``[lists, n]``, in one launch."""
     lists, num = ids.shape
@@ -158,8 +163,8 @@ def with_processors(rows: Rows, layout: Layout, n: int, given: Processing, draft
             stride, ahead, torch.full((1,), batch * n - 1, dtype=torch.int32, device=device), flags,
             (rows.vocab + 31) // 32, None if flat.token_bitmask is None else flat.token_bitmask.contiguous(),
             of_each(flat.allowed),
-            bias_ids, padded(flat.bias_values), padded(flat.bias_until), generated, num_bias, num_bias.bit_length(),
-            of_each(penalties), count_ids, padded(flat.counts), capacity, capacity.bit_length(),
+            bias_ids, padded(flat.bias_values), padded(flat.bias_until), generated, num_bias, steps_of(num_bias),
+            of_each(penalties), count_ids, padded(flat.counts), capacity, steps_of(capacity),
             drafted.to(torch.int32).contiguous(), drafted.shape[1],
         )
     )  # fmt: skip

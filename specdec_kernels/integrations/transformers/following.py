@@ -62,6 +62,7 @@ class Follower:
         # where there are no rows to look at, that is not asked.
         self._sound = [max_new_tokens if criteria and runner is not None else -1] * batch
         self._done: list[int | None] = [None] * batch  # how many new tokens it had when it met an end
+        self._cut = [False] * batch  # whether a step's tokens went on behind it
 
     def __call__(self, tokens: list[np.ndarray]) -> list[int | None]:
         """Take in a step's new tokens; for each sequence how many of them it keeps, where it ends, or None."""
@@ -70,10 +71,11 @@ class Follower:
             for i, token in enumerate(new.tolist()):
                 self._take(b, i, token)
                 if self._alone and self._done[b] is not None:
-                    kept[b] = i + 1
+                    kept[b], self._cut[b] = i + 1, i + 1 < len(new)
                     break
         if not self._alone and None not in self._done:
             kept = [len(new) if n >= self.width else None for new, n in zip(tokens, self._counts, strict=True)]
+            self._cut = [n > self.width for n in self._counts]
         if self._alone and self._runner is not None:
             self._runner.ended[:] = [done is not None for done in self._done]
         if self._streamer is not None:
@@ -99,7 +101,8 @@ class Follower:
 
     def judged(self, status: Tensor) -> Tensor:
         """The status of the whole call, without flags of rows that a criterion has cut off, as far as that is known."""
-        return status.masked_fill(torch.tensor(self._sound, device=status.device) >= self.width, 0)
+        behind = [cut and n >= self.width for cut, n in zip(self._cut, self._sound, strict=True)]
+        return status.masked_fill(torch.tensor(behind, device=status.device), 0)
 
     def _take(self, b: int, i: int, token: int) -> None:
         """The next token of sequence `b`, drawn from row `i` of the last forward."""

@@ -131,8 +131,7 @@ def padding_id(model: Any) -> int:
     for config in (getattr(model, "generation_config", None), getattr(model, "config", None)):
         for name in ("pad_token_id", "eos_token_id"):
             value = getattr(config, name, None)
-            if isinstance(value, (list, tuple)):
-                value = value[0] if value else None
+            value = None if value is None else next(iter(items(value)), None)
             if value is not None and value >= 0:
                 return int(value)
     return 0
