@@ -52,7 +52,7 @@ def speculate(llama, prompt, sampling, *, seed=0, num_draft=5, max_new_tokens=64
         if not llama_cpp.llama_memory_seq_rm(memory, 0, len(text) - 1, -1):  # forget what was rejected
             raise RuntimeError("this model's memory cannot forget tokens, as that of recurrent models")
     llama_cpp.llama_batch_free(batch)
-    return text[: len(prompt) + max_new_tokens], step
+    return text, step
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def adaptive(label: str, column: str, drafter: str = "lookup") -> Expected:
 
 
 FIRST = {  # calls that begin anew: of lookups and n-gram models, and of the draft model
-    size: (f"end_to_end_first_{number}", f"end_to_end_first_model_{number}")
+    size: ((f"end_to_end_first_{number}", ICE_LAKE), (f"end_to_end_first_model_{number}", INTEL))
     for size, number in (("one", 1), ("two", 2), ("four", 4), ("eight", 8))
 }
 
@@ -145,10 +145,10 @@ def first_calls(label: str, column: str) -> Expected:
     at = {"prompts": prompts, "temperature": float(sampling != "greedy")}
     lookups, model = FIRST[column]
     ways = ((lookups, "lookup"), (lookups, "ngram-lm"), (model, "model"))
-    return [row(name, INTEL, drafter=drafter, **at)["ratio"] for name, drafter in ways]
+    return [row(*run, drafter=drafter, **at)["ratio"] for run, drafter in ways]
 
 
-AUTO_TREES = {"one": ("end_to_end_auto_trees", ICE_LAKE), "eight": ("end_to_end_auto_trees_8", INTEL)}
+AUTO_TREES = {"one": ("end_to_end_auto_trees", ICE_LAKE), "eight": ("end_to_end_auto_trees_8", ICE_LAKE)}
 
 
 def adaptive_trees(label: str, column: str) -> Expected:

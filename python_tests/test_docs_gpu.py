@@ -72,6 +72,43 @@ def test_where_triton_is_faster_is_that_of_the_results() -> None:
     assert sentence in prose(*BENCHMARKS)
 
 
+def cold(provider: str, vocab: int) -> dict[tuple[str, int], dict[str, float]]:
+    """Five draft tokens, by replayed graphs: a row for each case and batch."""
+    asked = (provider, vocab, 5, "cold", "graph")
+    keys = ("provider", "vocab", "num_draft", "cache", "launch")
+    rows = results("verify_chain", GPU)["rows"]
+    return {(row["case"], row["batch"]): row for row in rows if tuple(row[key] for key in keys) == asked}
+
+
+def test_where_vllm_is_faster_is_that_of_the_results() -> None:
+    text = prose(*BENCHMARKS)
+    ours, theirs = cold("cuda", 128256), cold("vllm V2", 128256)
+    faster = {at for at, row in theirs.items() if row["median_us"] < ours[at]["median_us"]}
+    many = {(case, batch) for case in ("T=1", "one-hot") for batch in (1, 8)} | {("block", n) for n in (1, 8, 32)}
+    assert faster == many
+    assert "is faster at T = 1 and with one-hot drafts for 1 and 8 sequences, and under the block rule up to 32" in text
+    ours, theirs = cold("cuda", 32000), cold("vllm V2", 32000)
+    said = re.search(r"at T = 1 up to 32 \(([\d.]+), ([\d.]+), ([\d.]+) of our time; ([\d.]+) at 128\)", text)
+    times = [theirs["T=1", batch]["median_us"] / ours["T=1", batch]["median_us"] for batch in (1, 8, 32, 128)]
+    assert said and all(map(agrees, said.groups(), times)) and times[2] < 1 < times[3]
+
+
+def test_which_goals_are_met_is_that_of_the_results() -> None:
+    text = prose(*BENCHMARKS)
+    met: dict[tuple[str, int], set[int]] = {}
+    for vocab in (128256, 32000):
+        for (case, batch), row in cold("cuda", vocab).items():
+            most = 12.0 if batch == 1 else (3 if case == "truncated" else 2) * row["floor_us"]
+            assert row["median_us"] > row["floor_us"]
+            if case != "block" and row["median_us"] <= most:
+                met.setdefault((case, vocab), set()).add(batch)
+    greedy = {("greedy", 32000): {1, 128, 256}, ("greedy", 128256): {1, 32, 128, 256}}
+    wide = {(case, 128256): {128, 256} for case in ("T=1", "truncated", "one-hot")}
+    assert {of: batches & {1, 8, 32, 128, 256} for of, batches in met.items()} == greedy | wide
+    assert "only the greedy rule met 12 µs" in text and "was met for 8 by none; for 32 only by the greedy rule" in text
+    assert "for 128 and 256 by the greedy rule with both vocabularies and, with 128256 ids only, at T = 1," in text
+
+
 def test_what_calls_from_an_idle_device_take() -> None:
     text = prose(*BENCHMARKS)
     said = re.search(r"take (\d+) to (\d+) µs with the CUDA kernels, .{,60} and (\d+) to (\d+) with Triton's", text)

@@ -149,8 +149,8 @@ def test_what_is_said_of_first_calls_is_of_the_results() -> None:
     figures = r" ([\d.]+)(?:,| and| times)" * 4
     said = re.search(r"first calls of one, two, four and eight .{,60} at least" + figures, text)
     assert said
-    for figure, names in zip(said.groups(), FIRST.values(), strict=True):
-        rows = [found for name in names for found in results(name, INTEL)["rows"]]
+    for figure, runs in zip(said.groups(), FIRST.values(), strict=True):
+        rows = [found for run in runs for found in results(*run)["rows"]]
         least = min(found["ratio"] for found in rows)
         assert float(figure) <= least < float(figure) + 1e-2
         assert not any(found["batches_differing"] for found in rows)

@@ -132,11 +132,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     passed = ["--journal", str(journal.path), "--plan", options.plan, *rest]
     if options.rehearse:
         passed.append("--rehearse")
-    worker.parsed([*passed, "--start", "0", "--deadline", "0"])  # a wrong option stops here, not in every process
-    if beside.FOLDER.is_dir() and not options.rehearse and ("--providers" not in rest or "flashinfer" in rest):
-        compile_peers()
+    asked = worker.parsed([*passed, "--start", "0", "--deadline", "0"])  # a wrong option stops here, once
+    deadline = time.time() + options.budget
+    if beside.FOLDER.is_dir() and not options.rehearse:
+        if any("flashinfer" in phase.providers for phase in worker.phases_of(asked, "cuda")):
+            compile_peers(options.budget / 2)
     start = time.time()
-    deadline = start + options.budget
     passed += ["--start", str(start), "--deadline", str(deadline)]
     journal.path.unlink(missing_ok=True)
     beside.mount()  # for their versions
@@ -157,10 +158,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if problems else 0
 
 
-def compile_peers() -> None:
-    """Let peers compile themselves before the time begins, or the first case would wait for that."""
-    outcome = process.run([sys.executable, *PEERS], PEERS_S, process.LOGS / "peers.log")
-    print(f"peers: {outcome.tail(1)} ({outcome.seconds:.0f} s)", flush=True)
+def compile_peers(seconds: float) -> None:
+    """Let peers compile themselves before the first case, which would wait for that, and be lost if it took long."""
+    outcome = process.run([sys.executable, *PEERS], min(seconds, PEERS_S), process.LOGS / "peers.log")
+    said = "not compiled in time" if outcome.code is None else outcome.tail(1)
+    print(f"peers: {said} ({outcome.seconds:.0f} s)", flush=True)
 
 
 def write(

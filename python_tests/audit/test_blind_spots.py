@@ -91,6 +91,7 @@ def test_wrong_where_nothing_is_drafted() -> None:
 
     report = audit(verify, cases=["beside", "eight ids"], steps=False)
     assert [row.case for row in report.rows if not row.lossless] == ["no draft, beside one"], report
+    assert "on its draft being shorter than theirs" in report.findings[0].words
 
 
 def test_wrong_for_shorter_drafts() -> None:
@@ -140,6 +141,20 @@ def test_a_sequence_alone_may_have_its_numbers_in_another_order() -> None:
 
     report = audit(verify, cases=["two ids, the likelier"], steps=False)
     assert report.lossless and report.rows[0].how == "exact", report
+
+
+def test_a_known_defect_is_named_although_a_sequence_alone_has_its_numbers_in_another_order() -> None:
+    def verify(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor) -> Tensor:
+        batch, k = draft_tokens.shape
+        u = torch.rand(batch, k + 1).double()
+        u = u.flip(1) if batch == 1 else u
+        rows = target_probs.double(), draft_probs.double()
+        return planted.chain(
+            *rows, draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]), residual=lambda p, q: p
+        )
+
+    report = audit(verify, cases=["two ids, the likelier", "eight ids"], steps=False)
+    assert not report.lossless and report.findings[0].name not in ("failure", "unknown"), report
 
 
 def test_a_sequence_alone_that_asks_for_other_numbers() -> None:
@@ -299,6 +314,13 @@ def test_an_answer_may_be_a_list_of_tensors() -> None:
         return [right(target_probs, draft_tokens, draft_probs, uniform_samples), draft_tokens[:, 0]]
 
     assert audit(verify, cases=["two ids"], steps=False).lossless
+
+
+def test_an_answer_may_be_a_list_of_numbers() -> None:
+    def draft(draft_probs: Tensor) -> list[Tensor]:
+        return list(draft_probs.multinomial(1)[:, 0])
+
+    assert audit(planted.blocks(stale=False), draft=draft, cases=["two ids, the likelier"], samples=2000).lossless
 
 
 @pytest.mark.parametrize("law", [nucleus_before_temperature, nucleus_before_top_k])

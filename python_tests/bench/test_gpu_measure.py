@@ -362,6 +362,27 @@ def test_a_decoding_loop_that_fails_counts_if_it_is_ours(
     assert len(result["settings"]["failed"]) == len(decode.BATCHES)
 
 
+def test_a_host_drafter_drafts_at_every_step() -> None:
+    """Whatever a random model says; else plain steps would be timed."""
+    model = decode.llama({**decode.HEADS, **decode.TINY, "vocab_size": 20_000}, "cpu").float()
+    prompt = torch.randint(2, 20_000, (2, 8), generator=torch.Generator().manual_seed(0))
+    out = sk.generate(
+        model, prompt, drafter=decode.EveryStep(), num_speculative_tokens=4, max_new_tokens=30, acceptance="greedy",
+        eos_token_id=[],
+    )  # fmt: skip
+    steps = out.stats.target_forwards - 1
+    assert steps > 20 and out.stats.num_drafted > 4 * 2 * (steps - 4)
+
+
+def test_a_pair_of_runs_without_a_difference_is_left_out() -> None:
+    times = iter([9.0, 1.0, 0.5, 1.0, 1.5, 0.2, 1.4])  # the first is that of what is set up once
+    found = decode.steady(lambda length: decode.Ran(next(times), length, length), (10, 20))
+    assert found["pairs"] == 2 and found["ms_a_step"] == pytest.approx(1e3 * (0.05 + 0.12) / 2)
+    held = iter([9.0, *[1.0, 0.5] * decode.PAIRS])
+    with pytest.raises(ValueError, match="no difference to measure"):
+        decode.steady(lambda length: decode.Ran(next(held), length, length), (10, 20))
+
+
 def test_a_verify_step_that_cannot_be_timed_counts_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*given: Any) -> float:
         raise RuntimeError("/a/transformers/b.py")

@@ -171,7 +171,7 @@ class Composed:
 
 
 def of_texts(law: Float64, length: int, before: int = 0) -> Float64:
-    """``[vocab] * length``: the distribution of so many tokens; of each, `law` has a row by the token before it."""
+    """``[vocab] * length``: the distribution of so many tokens. Row i of `law` is that of the token after token i."""
     out = law[before]
     for _ in range(1, length):
         out = out[..., None] * law

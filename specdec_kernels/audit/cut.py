@@ -239,11 +239,13 @@ class Bisection:
                 part = self._unknown(part, path, uniforms, races or {}, out)
                 if not len(part):
                     continue
-            part_races = {c: t[part] for c, t in (races or {}).items()}
             try:
-                given = self._ask(path[part], uniforms[part], part_races, replaced)
-                short = f"it gives {len(given)} rows of tokens for {len(part)} sequences"
-                out[part] = given if len(given) == len(part) else self._failure(short)
+                # A sequence alone may have its numbers in another order, which is looked at by itself.
+                asked = part.repeat(2 if self.batched and len(part) == 1 and not self.signature.keyed else 1)
+                part_races = {c: t[asked] for c, t in (races or {}).items()}
+                given = self._ask(path[asked], uniforms[asked], part_races, replaced)
+                short = f"it gives {len(given)} rows of tokens for {len(asked)} sequences"
+                out[part] = given[: len(part)] if len(given) == len(asked) else self._failure(short)
             except UnknownNoise:
                 raise
             except Exception as error:

@@ -91,14 +91,20 @@ class Extractor(Bisection):
     def joint(self, samples: int, tolerance: float) -> Joint:
         """Found exactly, or from so many samples (for each choice of given tokens).
 
-        Where a row alone comes out otherwise than in a batch, what rows alone emit is found, too: that may be as right.
+        Where batches are right and a row alone comes out otherwise, what rows alone emit is found, too: that may be as
+        right.
         """
+        expected = self.case.expected
+
+        def right(found: Joint) -> bool:
+            agrees = any(found.agrees(of, tolerance) for of in expected)
+            return agrees and not found.failures and not found.impossible
+
         with torch.random.fork_rng(devices=[]):
             joint = self._joint(samples)
-            if self.differs_alone:
+            if self.differs_alone and right(joint):
                 alone = Extractor(self.signature, self.case, self.rng, alone=True)._joint(samples)
-                expected = self.case.expected
-                if alone.failures or alone.impossible or not any(alone.agrees(e, tolerance) for e in expected):
+                if not right(alone):
                     off = max(min(map(alone.distance, expected)), sum(alone.impossible.values()))
                     joint.failures["a sequence alone comes out otherwise than in a batch"] = off
             return joint

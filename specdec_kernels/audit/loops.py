@@ -177,9 +177,7 @@ class LoopRunner:
 
 
 def _compared(tokens: Int64, law: Float64) -> tuple[float, float]:
-    """Total variation and p-value of tokens ``[samples, n]`` after an id 0, of each of which `law` has a row by the
-    token before it.
-    """
+    """Total variation and p-value of tokens ``[samples, n]`` after an id 0; `law` is that of `of_texts`."""
     wanted = composed.of_texts(law, tokens.shape[1])
     counts = np.zeros(wanted.shape)
     np.add.at(counts, tuple(tokens.T), 1)

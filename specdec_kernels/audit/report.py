@@ -139,7 +139,10 @@ class Report:
         if self.fits and self.fits[0].explains:
             found.append(Finding(self.fits[0].cause.name, self.fits[0].words))
         elif self.fits and self._wrong_beside_others_alone:
-            words = "Only a batch of unlike sequences comes out wrong: a sequence's tokens depend on those beside it."
+            words = (
+                "Only a batch of unlike sequences comes out wrong: a sequence's tokens depend on those beside it, or "
+                "on its draft being shorter than theirs."
+            )
             found.append(Finding("neighbours", words))
         elif self.fits:
             nearest = f"No known cause explains every case; the nearest is this one. {self.fits[0].words}"

@@ -146,9 +146,10 @@ def _call(function: Verifier, given: dict[str, Any]) -> Tensor:
 
 
 def _tokens(answer: Any) -> Tensor:
-    """An answer's tokens, int64: all of it, or the first of a tuple, or of a list of tensors."""
-    several = isinstance(answer, tuple) and answer or isinstance(answer, list) and isinstance(answer[0], Tensor)
-    tokens = answer[0] if several else answer
+    """An answer's tokens, int64: all of it, or the first of a tuple, or of a list of tensors that are no rows."""
+    first = answer[0] if isinstance(answer, (tuple, list)) and answer else None
+    several = isinstance(answer, tuple) or (isinstance(first, Tensor) and first.dim() > 1)
+    tokens = first if several and first is not None else answer
     if isinstance(tokens, (list, np.ndarray)):
         tokens = torch.as_tensor(tokens)
     if not isinstance(tokens, Tensor):
@@ -157,7 +158,7 @@ def _tokens(answer: Any) -> Tensor:
 
 
 class Plain(Signature):
-    """``verify(...) -> tokens [batch, num_draft + 1]``, a tensor, −1 after the last; or a tuple that begins with it.
+    """``verify(...) -> tokens [batch, num_draft + 1]``, a tensor, −1 after the last; or a tuple or list that begins so.
 
     It names the arguments that it wants, out of: ``target_logits`` or ``target_probs [batch, num_draft + 1, vocab]``,
     ``draft_tokens [batch, num_draft]`` int64, ``draft_logits`` or ``draft_probs [batch, num_draft, vocab]`` (None for

@@ -117,6 +117,9 @@ class CostTable:
     def learn(self, step: int, choice: int, seconds: float | None) -> None:
         """Do nothing: a table that was handed in does not change."""
 
+    def meet(self, choice: int) -> None:
+        """Do nothing: a table that was handed in does not change."""
+
     def leave(self, ahead: float) -> None:
         """Do nothing: a table that was handed in does not change."""
 
@@ -236,6 +239,12 @@ class LearnedCosts:
         now = self._now()
         if len(self._learned) > 1 and np.abs(now / self._revisions[-1][1] - 1).max() > self._NOTED:
             self._revisions.append((step + 1, now))
+
+    def meet(self, choice: int) -> None:
+        """Take in that a step with a draft of that place in the table was made; its time says nothing, the next one's
+        does.
+        """
+        self._met.add(choice)
 
     def leave(self, ahead: float) -> None:
         """Take in how far the call is ahead of plain decoding by now, for the next one."""

@@ -119,6 +119,7 @@ class Account:
         cost, before = costs[choice], max(self.left.tolist())
         if catches_up:
             cost += self._CATCH_UP * (costs[1] - 1)
+            self._costs.meet(choice)
         self._costs.learn(self._step, choice, seconds)
         self._step += 1
         left = np.maximum(self.left - result.num_tokens, 0)

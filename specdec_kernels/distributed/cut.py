@@ -213,10 +213,10 @@ def tell(
 
 
 def with_cuts(step: ShardedCall, draft: ShardRows, listed: Listed, told: Largest, cuts: list[Truncation]) -> ShardRows:
-    """The draft's rows, where some sequences' are cut: of those are the lists."""
+    """All of the draft's rows, some sequences' of which are cut; of those are the step and the lists."""
     numbers = cut_ones(cuts)
     cuts, of_cut = [cuts[i] for i in numbers], torch.tensor(numbers, device=draft.own.device)
-    step, cut = step.some(numbers), draft.some(of_cut)
+    cut = draft.some(of_cut)
     found = candidates(step.shard, listed, told, step.draft_params, cuts, cut.stats.values)
     rows, backend = found.rows(step.shard.layout.vocab), step.shard.backend
     stats, prob = stats_and_prob(rows, step.ids, of_kept(step.draft_params, cuts, rows.device), backend)
@@ -324,18 +324,17 @@ def know(step: ShardedCall, cuts: list[Truncation], draft_cuts: list[Truncation]
     if numbers := cut_ones(cuts):
         of_cut = step.some(numbers)
         listed.append(Listed(of_cut.target_logits, listed_length(cuts), of_cut.drafted))
-    numbers = cut_ones(draft_cuts)
-    cuts_draft = step.draft_logits is not None and step.drafted is not None and len(numbers) > 0
-    if cuts_draft:
-        drafted = step.some(numbers).draft_logits
-        assert drafted is not None
-        listed.append(Listed(drafted, listed_length(draft_cuts)))
+    of_draft = None
+    if step.draft_logits is not None and step.drafted is not None and (numbers := cut_ones(draft_cuts)):
+        of_draft = step.some(numbers)
+        assert of_draft.draft_logits is not None
+        listed.append(Listed(of_draft.draft_logits, listed_length(draft_cuts)))
     rows, lists = read_rows(step.shard, asked, listed)
     target = with_flags(step, rows.pop(0)) if reads_target else None
     draft = rows.pop() if rows else None
-    if cuts_draft:
+    if of_draft is not None:
         assert draft is not None
-        draft = with_cuts(step, draft, listed[-1], lists.pop(), draft_cuts)
+        draft = with_cuts(of_draft, draft, listed[-1], lists.pop(), draft_cuts)
     return Known(target, draft, lists.pop() if lists else None)
 
 
@@ -352,7 +351,7 @@ def verify_in_groups(step: ShardedCall, cuts: list[Truncation], draft_cuts: list
     if whole:
         return verify_told(step)
     known, cut = know(step, cuts, draft_cuts), cut_ones(cuts)
-    uncut = [i for i in range(len(cuts)) if i not in cut]
+    uncut = [i for i, of in enumerate(cuts) if not of.any]
     if not cut:
         return verify_uncut(step, known)
     if not uncut:

@@ -3,9 +3,9 @@
 Launches: ``find_spans`` (where each sequence's rows stand and how far the rules look), ``scan`` and ``law`` of the
 target's rows and of the draft's, ``walk`` (the token rule, or the weights of the block rule), ``remainder_masses`` (of
 what P has and Q has not, by tiles) and ``finish``, which draws the last token. Point masses need no remainder;
-"match" and "greedy" no walk, "match" scores instead. Seeds take one more before them, for the random numbers; a target
-law one before the walk, ``mixtures``, which where `draft_stats` are given reads the raw draft rows; and so does
-`return_acceptance`, ``overlap``.
+"match" and "greedy" no walk, "match" scores instead. Seeds take one more before them, for the random numbers.
+`return_acceptance` takes one before the walk, ``overlap``, and so does a target law: ``mixtures``, which reads the raw
+draft rows where `draft_stats` are given.
 
 Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318) for the token rule, Sun et al.
 2024 (arXiv 2403.10444) for the block rule.
