@@ -105,6 +105,8 @@ def test_masks() -> None:
     additive = tree.attention_mask(context.int(), 17, form="additive", dtype=torch.bfloat16)
     assert additive.dtype == torch.bfloat16 and torch.equal(additive == 0, mask)
     assert torch.equal(additive == -torch.inf, ~mask)
+    with pytest.raises(TypeError, match="DraftTree: dtype must be float16, bfloat16, float32 or float64, got torch.fl"):
+        tree.attention_mask(context, 17, form="additive", dtype=torch.float8_e4m3fn)  # it has no infinity
     packed = tree.attention_mask(context, 17, form="packed").numpy()
     assert (packed == np.packbits(expected.reshape(3, -1), axis=-1, bitorder="little")).all()
     mod = tree.mask_mod(context)

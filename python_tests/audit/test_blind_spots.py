@@ -26,16 +26,20 @@ def right(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, unifo
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-def short_ones(
-    target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor, num_draft_tokens: Tensor
-) -> Tensor:
-    """Wrong for drafts that are shorter than the batch's longest."""
-    rows, u = (target_probs.double(), draft_probs.double()), uniform_samples.double()
-    out = planted.chain(*rows, draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]), num_draft_tokens)
-    short = num_draft_tokens < draft_tokens.shape[1]
-    out[short] = -1
-    out[short, 0] = 0
-    return out
+def ragged(spoil: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A right plain verifier of drafts of any lengths, but that `spoil` is given its tokens ``[batch, num_draft + 1]``,
+    these lengths and the uniforms.
+    """
+
+    def verify(
+        target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor,
+        num_draft_tokens: Tensor,
+    ) -> Tensor:  # fmt: skip
+        rows, u = (target_probs.double(), draft_probs.double()), uniform_samples.double()
+        out = planted.chain(*rows, draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]), num_draft_tokens)
+        return spoil(out, num_draft_tokens, u)
+
+    return verify
 
 
 def by_parameters(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Callable[..., Tensor]:
@@ -80,22 +84,25 @@ def test_the_largest_parameter_for_all(name: str) -> None:
 
 
 def test_wrong_where_nothing_is_drafted() -> None:
-    def verify(
-        target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor,
-        num_draft_tokens: Tensor,
-    ) -> Tensor:  # fmt: skip
-        rows, u = (target_probs.double(), draft_probs.double()), uniform_samples.double()
-        out = planted.chain(*rows, draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]), num_draft_tokens)
-        out[num_draft_tokens == 0, 0] = 0
-        return out
+    def spoil(tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Tensor:
+        tokens[lengths == 0, 0] = 0
+        return tokens
 
-    report = audit(verify, cases=["beside", "eight ids"], steps=False)
+    report = audit(ragged(spoil), cases=["beside", "eight ids"], steps=False)
     assert [row.case for row in report.rows if not row.lossless] == ["no draft, beside one"], report
     assert "on its draft being shorter than theirs" in report.findings[0].words
 
 
 def test_wrong_for_shorter_drafts() -> None:
-    report = audit(short_ones, cases=["beside", "two drafted"], steps=False)
+    """Than the batch's longest."""
+
+    def spoil(tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Tensor:
+        short = lengths < tokens.shape[1] - 1
+        tokens[short] = -1
+        tokens[short, 0] = 0
+        return tokens
+
+    report = audit(ragged(spoil), cases=["beside", "two drafted"], steps=False)
     wrong = [row.case for row in report.rows if not row.lossless]
     assert wrong == ["beside a longer draft", "no draft, beside one"], report
 
@@ -236,15 +243,10 @@ def test_an_error_that_is_too_small_to_tell_its_cause_by() -> None:
 
 
 def test_wrong_in_every_batch_is_not_wrong_beside_others() -> None:
-    def verify(
-        target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor,
-        num_draft_tokens: Tensor,
-    ) -> Tensor:  # fmt: skip
-        rows, u = (target_probs.double(), draft_probs.double()), uniform_samples.double()
-        out = planted.chain(*rows, draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]), num_draft_tokens)
-        return torch.where((u[:, :1] > 0.9) & (out == 1), 0, out)
+    def spoil(tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Tensor:
+        return torch.where((uniforms[:, :1] > 0.9) & (tokens == 1), 0, tokens)
 
-    report = audit(verify, cases=["beside a"], steps=False)
+    report = audit(ragged(spoil), cases=["beside a"], steps=False)
     assert [finding.name for finding in report.findings] == ["unknown"], report
 
 
