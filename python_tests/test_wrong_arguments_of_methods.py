@@ -155,6 +155,7 @@ OF_THE_LOOP = (
     "decoding.StepResult",
     "CostTable.learn",
     "CostTable.leave",
+    "CostTable.meet",
 )
 
 
