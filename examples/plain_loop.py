@@ -17,7 +17,7 @@ def speculate(target, draft, ids, sampling, *, seed=0, num_draft=4, max_new_toke
     text, step, seeds = ids, 0, torch.tensor([seed], device=ids.device)
     caches = DynamicCache(), DynamicCache()
     vocab = min(model.config.vocab_size for model in (target, draft))  # ids that only one of them has are padding
-    for model, cache in zip((target, draft), caches, strict=True):  # transformers from 5.24 on: cache=
+    for model, cache in zip((target, draft), caches, strict=True):  # transformers 5.24 renames it to cache=
         model(text[:, :-1], past_key_values=cache)  # all but the last token, which the loop reads first
     while text.shape[1] < ids.shape[1] + max_new_tokens:
         num = min(num_draft, ids.shape[1] + max_new_tokens - text.shape[1] - 1)  # a step emits a token more

@@ -19,6 +19,7 @@ import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import pytest
@@ -101,8 +102,14 @@ def models() -> dict[str, Any]:
     return {"model": tiny("llama", 1), "draft_model": near("llama", 1, 0.15), "input_ids": ids, "mask": mask}
 
 
+def words(ids: list[int]) -> str:
+    """What some tokenizer decodes: few words, so that some text soon ends."""
+    return "".join("en d"[i % 4] + "\n" * (i % 3) for i in ids)
+
+
 def using() -> dict[str, Any]:
     return a_step() | models() | {
+        "tokenizer": SimpleNamespace(decode=words),
         "packed_target_logits": logits(9 + BATCH, VOCAB), "packed_draft_tokens": torch.arange(9),
         "small_logits": logits(BATCH, NUM_DRAFT, 4), "tree": sk.DraftTree.cartesian([2, 1]),
         "tree_logits": logits(BATCH, 5, VOCAB), "node_tokens": torch.arange(5).expand(BATCH, 5),
@@ -148,6 +155,9 @@ def after_using(names: dict[str, Any]) -> None:
     likely, tree = names["likely"], names["tree"]
     assert likely.top_ids.shape == (BATCH, tree.max_depth + 1, 5) and (likely.rank[:, 0] > 0).all()
     assert names["cu"].tolist() == [0, 3, 3, 8, 9] and names["out"].stats.num_tokens > 0
+    for row, n in zip(names["stopped"].tokens.tolist(), names["stopped"].num_tokens.tolist(), strict=True):
+        text, before = words(row[:n]), words(row[: n - 1])
+        assert n < 32 and ("end" in text or "\n\n" in text) and "end" not in before and "\n\n" not in before
     assert names["sequences"].shape[0] == BATCH and names["tokens"].shape == (1, int(names["num_matches"]) + 1)
 
 

@@ -255,6 +255,7 @@ def test_the_sharded_vocabulary_emits_what_whole_rows_give() -> None:
     assert done.stdout.split("\n")[:-1] == expected
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("name", ["llama_cpp_loop", "own_loop", "plain_loop", "sharded_vocabulary"])
 def test_a_program_that_is_called_wrongly_says_how_it_is_called(name: str) -> None:
     program = ROOT / f"examples/{name}.py"

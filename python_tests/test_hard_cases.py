@@ -246,6 +246,7 @@ print(sk.row_stats(torch.empty(2, 3, device="meta")).argmax.shape)
 """
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("after", ["define", "impl"])
 def test_an_import_that_was_interrupted_can_be_made_again(after: str) -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, after], capture_output=True, text=True, timeout=120)

@@ -76,6 +76,11 @@ def check_contiguous_rows(op: str, argument: str, value: Tensor) -> None:
         raise ValueError(f"{op}: {argument} must be contiguous in its last dimension, got strides {value.stride()}")
 
 
+def contiguous_rows(rows: Tensor) -> Tensor:
+    """`rows`, copied only where their ids lie apart."""
+    return rows if rows.dim() == 0 or rows.stride(-1) == 1 else rows.contiguous()
+
+
 def check_logits(
     op: str, argument: str, value: object, device: torch.device | None = None, least: int = 2,
     dtypes: tuple[torch.dtype, ...] = LOGIT_DTYPES,

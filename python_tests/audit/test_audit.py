@@ -113,7 +113,7 @@ def short_or_long(names: Iterable[str], kept: str) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.long if name in slow and name != kept else ()) for name in names]
 
 
-@pytest.mark.short(cases=4)
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("name", short_or_long(RIGHT, "integrations.transformers"))
 def test_a_right_verifier_is_found_lossless(name: str) -> None:
     verify, signature, options = RIGHT[name]
@@ -184,7 +184,7 @@ WRONG: dict[str, tuple[Callable[..., Any], str, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.short(cases=4)
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("name", short_or_long(WRONG, "everything accepted, transformers"))
 def test_a_defect_is_found_and_named(name: str) -> None:
     verify, signature, options, cause = WRONG[name]

@@ -58,6 +58,7 @@ def by_parameters(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> C
     return verify
 
 
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("row", [0, -1], ids=["the first", "the last"])
 @pytest.mark.parametrize("names", [("top_k", "top_p"), ("temperature",)], ids="-".join)
 def test_one_sequences_parameters_for_all(names: tuple[str, ...], row: int) -> None:
@@ -70,6 +71,7 @@ def test_one_sequences_parameters_for_all(names: tuple[str, ...], row: int) -> N
     assert audit(by_parameters(lambda given: given), cases=["beside"], steps=False).lossless
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("name", ["temperature", "top_k", "top_p"])
 def test_the_largest_parameter_for_all(name: str) -> None:
     """Which is the own one of each sequence that the others' is smaller than."""

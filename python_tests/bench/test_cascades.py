@@ -106,6 +106,7 @@ def test_a_corpus_is_parted_and_its_pairs_decode(pair: tuple[rewriting.Corpus, l
         assert corpus.decode(drawn.source) == source
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("setting", ["T = 0", "T = 1"])
 def test_the_rewriting_task_from_end_to_end(
     pair: tuple[rewriting.Corpus, list[object]], setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -59,6 +59,7 @@ def test_all_that_is_said_of_a_draft_model(
     assert "peak memory, γ = 3: 4 MB" in capsys.readouterr().out
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("ids", [None, list(range(3, 50))], ids=["all ids", "some ids"])
 def test_both_models_run_in_the_own_loop(
     ids: list[int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

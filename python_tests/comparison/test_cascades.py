@@ -62,6 +62,7 @@ LOOPS = {
 # --- laws -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short(cases=4)
 @pytest.mark.parametrize("ends", [(), (END,)], ids=["endless", "ends"])
 @pytest.mark.parametrize("law", [laws.Chow(0.4), laws.Chow(1.0, "log"), laws.Opt(0.3), laws.TokenV3(0.6)], ids=repr)
 def test_joint_law(law: laws.TargetLaw, ends: tuple[int, ...]) -> None:

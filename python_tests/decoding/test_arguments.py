@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.decoding.models import VOCAB, TableRunner, prompts, tiny
+from python_tests.decoding.models import VOCAB, ReadingTable, TableRunner, prompts, tiny
 from specdec_kernels.ops.arguments import ACCEPTANCES
 
 IDS = torch.tensor([[3, 4, 5], [3, 6, 7]])
@@ -285,6 +286,65 @@ def test_draft_and_target_must_fit() -> None:
         sk.ModelDrafter(target, token_map=[1])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="ModelDrafter: sampling must be a SamplingParams or None, got float"):
         sk.ModelDrafter(target, 0.5)
+
+
+class Wrong(ReadingTable):
+    """A table that gives something else than a `Runner` must."""
+
+    name = "Wrong"
+
+    def __init__(self, change: Any, reads: bool) -> None:
+        super().__init__(TableRunner.random().table)
+        self.change, self.gives_rows = change, reads
+
+    def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
+        logits = super().forward(tokens, starts, bound, need_logits)
+        return self.change(logits) if need_logits and not self.gives_rows else logits
+
+    def forward_rows(self, tokens: Tensor, starts: Tensor, bound: int, rows: Tensor) -> Tensor:
+        return self.change(super().forward_rows(tokens, starts, bound, rows))
+
+
+WRONG_LOGITS = {
+    "padded": (
+        lambda x: torch.nn.functional.pad(x, (0, 9)),
+        r"logits must be \[batch=2, n=\d, vocab_size=23\], got .*32\]",
+    ),
+    "narrow": (lambda x: x[..., :20], r"logits must be \[batch=2, n=\d, vocab_size=23\], got .*20\]"),
+    "too few": (lambda x: x[:, :-1], r"logits must be \[batch=2, n=\d, vocab_size=23\], got .*, 23\]"),
+    "none": (lambda x: None, "logits must be a tensor, got NoneType"),
+    "double": (lambda x: x.double(), "logits must be float32 or bfloat16 or float16, got float64"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_LOGITS)
+@pytest.mark.parametrize("whose", ["the target's", "the target's first", "the draft's"])
+def test_what_a_runner_gives_is_checked(whose: str, wrong: str) -> None:
+    change, message = WRONG_LOGITS[wrong]
+    runner, method = Wrong(change, whose == "the target's first"), "forward"
+    target, drafter = runner, sk.NgramDrafter()
+    if whose == "the draft's":
+        target, drafter = TableRunner.random(), sk.ModelDrafter(runner)
+    elif runner.gives_rows:
+        method = "forward_rows"
+    with pytest.raises((TypeError, ValueError), match=rf"^Wrong\.{method}: {message}"):
+        sk.generate(target, IDS, drafter=drafter, num_speculative_tokens=3)
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize(
+    ("size", "value", "message"),
+    [
+        ("num_nodes", np.int64(7), "must be an integer, got int64"),
+        ("num_nodes", 2000, r"must be in \[1, 1024\], got 2000"),
+        ("max_depth", 0, r"must be in \[1, 64\], got 0"), ("max_depth", None, "must be an integer, got NoneType"),
+    ],
+)  # fmt: skip
+def test_a_tree_drafter_s_sizes_are_checked(size: str, value: Any, message: str, seeded: bool) -> None:
+    drafter = sk.NgramTreeDrafter()
+    setattr(drafter, size, value)
+    with pytest.raises((TypeError, ValueError), match=rf"^generate: drafter\.{size} {message}"):
+        sk.generate(tiny("llama"), IDS, drafter=drafter, seeds=torch.arange(2) if seeded else None)
 
 
 def test_learned_positions_end() -> None:

@@ -228,6 +228,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.short(cases=6)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("batch", ROWS)
 def test_near_the_best_fixed_length_and_never_much_below_plain(batch: int, text: str) -> None:

@@ -60,6 +60,7 @@ def test_greedy_equals_the_models_own_generate(family: str, lengths: tuple[int, 
         assert torch.equal(out.sequences, own), (name, num_speculative_tokens)
 
 
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_match_equals_plain_sampling(family: str) -> None:
     target, draft = tiny(family, 1), tiny(family, 2)
@@ -487,6 +488,7 @@ def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
 # --- how it works -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short(cases=8)
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_waits_for_the_device_once(family: str, acceptance: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,7 @@ def run(drafter: Drafter, engine: type[Residues] = Residues, **more: Any) -> tup
     return out, grammar
 
 
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("processed", [False, True], ids=["alone", "with processors"])
 @pytest.mark.parametrize("acceptance", ["greedy", "match"])
 def test_drafts_change_nothing(acceptance: str, processed: bool) -> None:
@@ -281,7 +282,7 @@ def check_law(name: str, acceptance: str, processors: sk.Processors | None = Non
     return out
 
 
-@pytest.mark.short(cases=12)
+@pytest.mark.short(cases=8)
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "with processors"])
 @pytest.mark.parametrize("name", drafters_of(torch.zeros(6, 6)))
 def test_the_distribution_is_the_barred_one(name: str, acceptance: str) -> None:

@@ -134,6 +134,7 @@ def test_target_laws(
     assert cuda.captures() > 0
 
 
+@pytest.mark.short(cases=6)
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_real_classes(cuda: FakeCuda, family: str, drafter: str) -> None:
@@ -169,6 +170,7 @@ class NothingOfTheHost(TorchDispatchMode):
         return out
 
 
+@pytest.mark.short(cases=20)
 @pytest.mark.parametrize(
     ("family", "acceptance"),
     [(family, "token") for family in sorted(DECODERS)] + [("llama", rule) for rule in ACCEPTANCES[1:]],

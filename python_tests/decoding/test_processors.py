@@ -63,6 +63,20 @@ def test_greedy_equals_transformers_with_its_processors(family: str) -> None:
             assert n == NEW or int(own[b, ids.shape[1] + n - 1]) == common, (name, b)
 
 
+@pytest.mark.parametrize("name", ["none", "ngram", "counts", "model", "itself"])  # it takes no trees
+def test_an_encoder_decoder_counts_what_its_decoder_reads(name: str) -> None:
+    target, draft = tiny("t5", 1), tiny("t5", 2)
+    ids, mask = prompts(7, 4, 7)
+    start = torch.full_like(ids[:, :1], target.config.decoder_start_token_id)
+    own = target.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW, repetition_penalty=1.5)
+    out = sk.generate(
+        target, ids, attention_mask=mask, drafter=DRAFTERS[name](target, draft), sampling=GREEDY, max_new_tokens=NEW,
+        processors=sk.Processors(repetition_penalty=1.5, token_counts=sk.TokenCounts(start, NEW)),
+    )  # fmt: skip
+    for b, n in enumerate(out.num_tokens.tolist()):
+        assert n > 5 and out.tokens[b, :n].tolist() == own[b, 1:][:n].tolist(), b
+
+
 def counts(ids: Tensor, mask: Tensor) -> sk.TokenCounts:
     return sk.TokenCounts(ids, NEW, mask)
 

@@ -57,6 +57,7 @@ def best_fixed(seconds: np.ndarray, alphas: list[float]) -> tuple[float, float]:
     return rates[0], max(rates)
 
 
+@pytest.mark.short(cases=9)
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 @pytest.mark.parametrize("seconds", [PACKED, DEAR], ids=["packed", "dear"])
 @pytest.mark.parametrize(
@@ -124,6 +125,7 @@ def answers(
     return emitted / spent
 
 
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize(
     ("first", "later", "drafted"), [(0.05, 0.5, 0.5), (0.15, 0.8, 0.5), (0.3, 0.8, 0.7), (0.6, 0.9, 0.9)]
 )
@@ -314,6 +316,7 @@ def test_what_a_call_gained_or_lost_counts_in_the_next(schedule: type[AdaptiveSc
     assert after(of=second.continued()) == pytest.approx(2 * first)
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("alpha", [0.0, 0.25])
 def test_calls_after_one_another_do_better_than_first_calls(alpha: float) -> None:
     """Drafts that are never right cost less, and those that gain little are not given up early."""
@@ -462,6 +465,7 @@ def test_costs_are_learned_for_a_model_and_batch_and_learned_on(monkeypatch: pyt
     assert plain.stats.costs is None and len(target.forwards) == 1 + 3
 
 
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("seconds", [PACKED, DEAR], ids=["cheap", "dear"])
 @pytest.mark.parametrize("batch", [1, 4])
 def test_first_calls_do_about_as_well_as_those_that_know_the_costs(batch: int, seconds: np.ndarray) -> None:

@@ -77,6 +77,7 @@ class Oracle(TreeDrafter):
 # --- the tokens of plain decoding -------------------------------------------------------------------------------------
 
 
+@pytest.mark.short(cases=4)
 @pytest.mark.parametrize("acceptance", ["greedy", "match"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_those_of_plain_decoding(family: str, acceptance: str) -> None:
@@ -329,6 +330,7 @@ def compiled(kind: str) -> Any:
     return model
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("kind", ["wrapped", "within", "in place", "forward"])
 def test_trees_of_a_compiled_target(kind: str) -> None:
     """Whatever was compiled before; drafters that read its hidden states are refused."""
@@ -475,6 +477,7 @@ def test_a_tree_of_no_tree_drafter_is_refused() -> None:
 # --- as on a GPU ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("acceptance", ["token", "match", "greedy", "typical"])
 def test_steps_with_trees_can_be_captured(cuda: Any, acceptance: str) -> None:
     model = tiny("llama")

@@ -33,7 +33,7 @@ def check(backend: Backend, arguments: chains.Arguments, widths: tuple[int, ...]
     return whole
 
 
-@pytest.mark.short(cases=12, emulated=5, triton=2)
+@pytest.mark.short(cases=6, emulated=3, triton=1)
 @pytest.mark.parametrize("layout", WIDTHS)
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

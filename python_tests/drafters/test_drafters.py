@@ -60,6 +60,17 @@ def test_an_ngram_tree_foresees_its_first_child() -> None:
     assert foreseen() == [[-1, -1, -1, 5], [0, 0, 0, 1]], "what processors bar is passed over"
 
 
+def test_an_ngram_tree_goes_on_as_the_chain_does() -> None:
+    """Beyond the end of the text, periodically."""
+    at = state([1, 2, 3, 1, 2, 3], [7, 7], [5, 6, 7, 8, 5, 6])
+    chain, tree = sk.NgramDrafter(3), sk.NgramTreeDrafter(3, num_nodes=8)
+    for drafter in (chain, tree):
+        drafter.start(at)
+    expected = chain.propose(at, 7).tokens.tolist()
+    assert expected == [[1, 2, 3, 1, 2, 3, 1], [7] * 7, [7, 8, 5, 6, 7, 8, 5]]
+    assert tree.propose(at, 7).tokens.tolist() == expected
+
+
 def test_ngram_looks_into_the_source_of_an_encoder_decoder() -> None:
     at = state([0])
     source = torch.tensor([[9, 0, 7, 8]])

@@ -17,6 +17,7 @@ GREEDY = sk.SamplingParams(temperature=0.0)
 SOME = sk.TokenMap(torch.arange(0, 60, 2))
 
 
+@pytest.mark.short(cases=4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", [50, 70])
 def test_a_draft_whose_vocabulary_is_padded_differently(size: int, family: str) -> None:

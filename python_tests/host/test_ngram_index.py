@@ -423,6 +423,7 @@ def test_host_takes_the_compiled_index_where_there_is_one() -> None:
     assert host.NgramIndex is IMPLEMENTATIONS["compiled" if host.COMPILED else "python"].NgramIndex
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize(
     ("broken", "expected"),
     [(None, "[] False"), ("ImportError('undefined symbol: x')", "['undefined symbol'] False")],

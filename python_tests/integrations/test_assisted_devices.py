@@ -56,7 +56,7 @@ def test_the_mode_sees_what_the_package_makes() -> None:
         assert mode.made == 1 and found["made"].device.type == "meta"
 
 
-@pytest.mark.short(cases=8)
+@pytest.mark.short(cases=4)
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("way", WAYS)
 def test_processors_are_asked_on_the_models_device(way: str, name: str) -> None:

@@ -102,7 +102,7 @@ def joint(model: Any, prompt: Tensor, options: dict[str, Any]) -> np.ndarray:
     return law
 
 
-@pytest.mark.short(cases=4)
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("drafted", DRAFTED)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 @pytest.mark.parametrize("name", SAMPLED)
@@ -132,6 +132,7 @@ class BothAndBoth(TreeDrafter):
     def commit(self, state: DecodingState, result: StepResult) -> None: ...
 
 
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("name", SAMPLED)
 def test_joint_law_of_trees(name: str) -> None:
     """Each node's row goes through the processors with the path that leads to it."""
@@ -182,6 +183,7 @@ def no_top_k(patch: pytest.MonkeyPatch) -> None:
 DEFECTS = {warpers_first: "lookup", nothing_written_down: "lookup", no_top_k: "lookup", siblings_as_a_chain: "tree"}
 
 
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize(("defect", "drafted"), DEFECTS.items())
 def test_a_planted_defect_is_found(
     defect: Callable[[pytest.MonkeyPatch], None], drafted: str, monkeypatch: pytest.MonkeyPatch

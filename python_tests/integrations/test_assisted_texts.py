@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
-from transformers import StoppingCriteria
+from transformers import PreTrainedTokenizerFast, StoppingCriteria
 
 import specdec_kernels as sk
 from python_tests.decoding.models import VOCAB, prompts
-from python_tests.integrations.assistants import OF_DECODERS, PAIRS
+from python_tests.integrations.assistants import DRAFTED, OF_DECODERS, PAIRS
 from specdec_kernels.integrations.transformers import assisted_generation, generate
 
 
@@ -37,6 +38,22 @@ def test_a_processor_never_sees_a_text_that_it_has_excluded(drafted: str) -> Non
             prefix_allowed_tokens_fn=allowed, **OF_DECODERS[drafted](assistant),
         )  # fmt: skip
     assert set(seen) == {0, 1}
+
+
+@pytest.mark.parametrize("drafted", DRAFTED)
+def test_stop_strings_end_texts_where_plain_generation_ends_them(drafted: str) -> None:
+    model, assistant = PAIRS["llama"]()
+    ids, mask = prompts(4, 9)
+    letters = Tokenizer(models.BPE(vocab={chr(97 + i if i < 26 else 39 + i): i for i in range(VOCAB)}, merges=[]))
+    letters.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters)
+    asked = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0}
+    whole = model.generate(ids, **asked)
+    stops = {"stop_strings": [tokenizer.decode(row[15:17]) for row in whole], "tokenizer": tokenizer}
+    plain = model.generate(ids, **asked, **stops)
+    assert plain.shape[1] < whole.shape[1]
+    with assisted_generation(num_speculative_tokens=4):  # which passes the tokenizer on
+        assert torch.equal(model.generate(ids, **asked, **stops, **DRAFTED[drafted](assistant)), plain)
 
 
 def test_criteria_are_asked_token_by_token() -> None:

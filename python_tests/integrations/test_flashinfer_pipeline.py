@@ -109,19 +109,19 @@ def test_parameters_of_other_names_are_refused() -> None:
         pipe(Softmax())(LOGITS, temprature=0.5)  # type: ignore[call-arg]
 
 
-DRAWN: list[tuple[LogitsPipe, Any, tuple[str, ...]]] = [
-    (pipe(Sample(), of=TensorType.LOGITS), flashinfer.sampling_from_logits, ()),
-    (pipe(Sample(False), of=TensorType.PROBS), flashinfer.sampling_from_probs, ()),
-    (pipe(TopK(), Sample(), of=TensorType.LOGITS), flashinfer.top_k_sampling_from_probs, ("top_k",)),
-    (pipe(TopK(), Sample(), of=TensorType.PROBS), flashinfer.top_k_sampling_from_probs, ("top_k",)),
-    (pipe(TopP(), Sample()), flashinfer.top_p_sampling_from_probs, ("top_p",)),
-    (pipe(MinP(), Sample()), flashinfer.min_p_sampling_from_probs, ("min_p",)),
-    (pipe(Softmax(), TopK(), TopP(), Sample()), flashinfer.top_k_top_p_sampling_from_probs, ("top_k", "top_p")),
+DRAWN: list[tuple[LogitsPipe, Any, tuple[str, ...], int]] = [  # a pipe, its function and parameters; calls compiled
+    (pipe(Sample(), of=TensorType.LOGITS), flashinfer.sampling_from_logits, (), 1),
+    (pipe(Sample(False), of=TensorType.PROBS), flashinfer.sampling_from_probs, (), 1),
+    (pipe(TopK(), Sample(), of=TensorType.LOGITS), flashinfer.top_k_sampling_from_probs, ("top_k",), 2),
+    (pipe(TopK(), Sample(), of=TensorType.PROBS), flashinfer.top_k_sampling_from_probs, ("top_k",), 1),
+    (pipe(TopP(), Sample()), flashinfer.top_p_sampling_from_probs, ("top_p",), 1),
+    (pipe(MinP(), Sample()), flashinfer.min_p_sampling_from_probs, ("min_p",), 1),
+    (pipe(Softmax(), TopK(), TopP(), Sample()), flashinfer.top_k_top_p_sampling_from_probs, ("top_k", "top_p"), 3),
 ]
 
 
-@pytest.mark.parametrize(("made", "draw", "cuts"), DRAWN)
-def test_tokens_are_those_of_the_functions(made: LogitsPipe, draw: Any, cuts: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("made", "draw", "cuts", "calls"), DRAWN)
+def test_tokens_are_those_of_the_functions(made: LogitsPipe, draw: Any, cuts: tuple[str, ...], calls: int) -> None:
     """Compiled or not, from rows or from those that indices name."""
     x, rows = LOGITS if made.initial_type is TensorType.LOGITS else PROBS, PROBS
     if draw is flashinfer.sampling_from_logits:
@@ -133,7 +133,7 @@ def test_tokens_are_those_of_the_functions(made: LogitsPipe, draw: Any, cuts: tu
         for one in (made, apart):
             found = one(x, **given, indices=index, generator=torch.Generator().manual_seed(3))
             assert torch.equal(found, expected) and found.dtype == expected.dtype
-    assert len(made._runs) <= len(apart._runs) == len(made.processors)
+    assert [len(made._runs), len(apart._runs)] == [calls, len(made.processors)]
 
 
 def test_values_for_indices_are_those_of_outputs_right_before_the_draw() -> None:

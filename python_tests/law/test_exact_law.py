@@ -27,7 +27,7 @@ OP = "verify_chain"
 
 
 @pytest.mark.on_triton(kind="full")
-@pytest.mark.short(emulated=12)
+@pytest.mark.short(emulated=6)
 @pytest.mark.parametrize("size", SIZES, ids=lambda s: f"V{s[0]}-K{s[1]}")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
@@ -82,7 +82,7 @@ def test_emitted_law_of_the_packed_form(backend: Backend, acceptance: str, kind:
 
 
 @pytest.mark.on_triton(kind="full")
-@pytest.mark.short(triton=1, emulated=6)
+@pytest.mark.short(triton=1, emulated=3)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 @pytest.mark.parametrize("kind", ["full", "one_hot", "target_top_k", "zero_supports", "given_probabilities", "ragged"])
 def test_emitted_law_of_target_probabilities(backend: Backend, acceptance: str, kind: str) -> None:
@@ -109,6 +109,7 @@ def sparse(vocab: int, alive: torch.Tensor, rng: torch.Generator) -> torch.Tenso
     return row
 
 
+@pytest.mark.short(cases=1, emulated=1)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 def test_emitted_law_over_several_tiles(backend: Backend, acceptance: str) -> None:
     """Ids spread over three tiles of 1024, seen through a small vocabulary."""

@@ -62,7 +62,7 @@ def decoded(case: Case, batch: int, first_seed: int = 0) -> tuple[np.ndarray, se
     return np.where(tokens < 0, VOCAB, tokens), {rows - 1 for rows in target.forwards[1:]}
 
 
-@pytest.mark.short(cases=10)
+@pytest.mark.short(cases=6)
 @pytest.mark.parametrize("name", CASES)
 def test_joint_law(name: str) -> None:
     check_windows(emitted(CASES[name]), expected_windows(CASES[name]), NUM_TESTS)
@@ -267,7 +267,7 @@ def test_a_planted_defect_of_a_processed_draft_is_found(
         test_joint_law_with_processors("model", acceptance)
 
 
-@pytest.mark.short(cases=4)
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize(
     ("defect", "case"),
     [

@@ -95,6 +95,7 @@ MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], TargetLaw, str, str]] 
 ]
 
 
+@pytest.mark.short(cases=6)
 @pytest.mark.parametrize(("plant", "law", "kind", "acceptance"), MUTANTS)
 def test_planted_defect_of_a_law_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None],

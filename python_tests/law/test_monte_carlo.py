@@ -17,7 +17,7 @@ OP = "verify_chain"
 reference = partial(sk.verify_chain, backend="reference")
 
 
-@pytest.mark.short(cases=3, emulated=2)
+@pytest.mark.short(cases=2, emulated=1)
 @pytest.mark.parametrize("name", CASES)
 def test_joint_law_over_steps(backend: Backend, name: str) -> None:
     if backend.by_interpreter:

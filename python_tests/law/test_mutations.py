@@ -104,7 +104,7 @@ INPUT_MUTANTS = [
 ]
 
 
-@pytest.mark.short(cases=8)
+@pytest.mark.short(cases=5)
 @pytest.mark.parametrize(("mutant", "check"), [m[1:] for m in INPUT_MUTANTS], ids=[m[0] for m in INPUT_MUTANTS])
 def test_planted_input_defect_is_caught(mutant: Verify, check: Check) -> None:
     check(TRUE)
@@ -185,6 +185,7 @@ RULE_MUTANTS: list[tuple[str, str, Any, Check]] = [
 ]
 
 
+@pytest.mark.short(cases=6)
 @pytest.mark.parametrize(("name", "mutant", "check"), [m[1:] for m in RULE_MUTANTS], ids=[m[0] for m in RULE_MUTANTS])
 def test_planted_rule_defect_is_caught(name: str, mutant: Any, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     check(TRUE)

@@ -101,7 +101,7 @@ KINDS = {
 }
 
 
-@pytest.mark.short(cases=10, emulated=2, triton=1)
+@pytest.mark.short(cases=6, emulated=1, triton=1)
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize(("acceptance", "kind"), [(rule, kind) for rule, kinds in KINDS.items() for kind in kinds])
 def test_law_of_chains(backend: Backend, acceptance: str, kind: str, name: str) -> None:
@@ -111,7 +111,7 @@ def test_law_of_chains(backend: Backend, acceptance: str, kind: str, name: str) 
     check_law(backend.verify_chain, case, acceptance, backend.device)
 
 
-@pytest.mark.short(emulated=2, triton=0)
+@pytest.mark.short(cases=3, emulated=1, triton=0)
 @pytest.mark.parametrize("law", [laws.Chow(0.5, bonus="cascade"), laws.TokenV2(0.2), laws.Lossy(0.3)], ids=str)
 def test_law_of_other_targets(backend: Backend, law: laws.TargetLaw) -> None:
     """A cascade looks at the target's logits as processors leave them."""
@@ -264,6 +264,7 @@ draft_before, above = reference.draft_before, reference_tree.Tree.draft_before
 COUNTING = ["min_tokens", "repetition_penalty", "frequency_penalty", "presence_penalty"]
 
 
+@pytest.mark.short(cases=4)
 @pytest.mark.parametrize("name", COUNTING)
 @pytest.mark.parametrize("mutant", [nothing_before, itself_too])
 def test_planted_defect_of_counting_is_caught(mutant: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,6 +275,7 @@ def test_planted_defect_of_counting_is_caught(mutant: Any, name: str, monkeypatc
         check_law(TRUE, case, "token")
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize(
     ("mutant", "shape", "names"),
     [

@@ -123,7 +123,7 @@ def test_sample(backend: Backend, params: sk.SamplingParams) -> None:
     check_draw(lambda u: backend.sample(x, params, uniform_samples=backend(u)).token, ids, LAW)
 
 
-@pytest.mark.short(triton=1, emulated=3)
+@pytest.mark.short(cases=3, emulated=2, triton=1)
 @pytest.mark.parametrize("last", ["recovered", "bonus"])
 @pytest.mark.parametrize("kind", ["full", "one_hot"])
 @pytest.mark.parametrize("acceptance", ["token", "block"])
@@ -166,7 +166,7 @@ TREE = sk.DraftTree.from_parents([-1, 0])
 IMPOSSIBLE = 3 * TILE  # in the empty tile
 
 
-@pytest.mark.short(triton=1, emulated=3)
+@pytest.mark.short(cases=3, emulated=1, triton=1)
 @pytest.mark.parametrize(
     "case", ["sample", "typical", "recursive", "recursive, bonus", "traversal", "traversal, bonus"]
 )
@@ -187,6 +187,7 @@ def test_last_token_of_a_tree(backend: Backend, case: str) -> None:
     check_draw(draw, ids, left(LAW, float64_law(draft())) if rejects and not bonus else LAW)
 
 
+@pytest.mark.short(emulated=1, triton=0)
 @pytest.mark.parametrize("acceptance", ["recursive", "traversal"])
 def test_coin_of_a_tree(backend: Backend, acceptance: str) -> None:
     ids = of_interest(backend)

@@ -51,17 +51,19 @@ def check(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
     check_law(backend.verify_chain, with_law(kind, law, *size), acceptance, backend.device)
 
 
-@pytest.mark.short(triton=0, emulated=6)
+@pytest.mark.short(triton=0, emulated=4)
 @each(LAWS)
 def test_emitted_law_is_the_cascades(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
     check(backend, acceptance, kind, law)
 
 
+@pytest.mark.short(emulated=6)
 @each(LAWS, ROWS)
 def test_emitted_law_of_every_kind_of_row(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
     check(backend, acceptance, kind, law)
 
 
+@pytest.mark.short(emulated=5)
 @each([laws.Lossy(0.4, beta="exact"), *LAWS[-6:-2]], OTHERS)
 def test_emitted_law_of_odd_rows(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
     check(backend, acceptance, kind, law)
@@ -103,6 +105,7 @@ def accepted_share(backend: Backend, law: TargetLaw, target: torch.Tensor, draft
     return float((float64_law(draft)[0] * low.clamp_max(1.0).double().numpy()).sum())
 
 
+@pytest.mark.short(emulated=5)
 @pytest.mark.parametrize("law", [law for law in LAWS if not law.cascade_bonus], ids=named)
 def test_rejection_rate_is_the_distance_between_draft_and_law(backend: Backend, law: TargetLaw) -> None:
     """Lemma 3: rejected with probability δ TV(P, Q), which is TV(π, Q); for Lossy 1 − A."""
@@ -134,6 +137,7 @@ def test_always_deferring_is_plain_speculative_decoding(
     same_bits(run(backend, given, target_law=law), run(backend, given))
 
 
+@pytest.mark.short(emulated=3)
 @each(NEVER)
 def test_never_deferring_is_the_draft(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
     """δ = 0 everywhere: nothing is rejected, and the cascade's bonus has the draft's law."""
@@ -245,6 +249,7 @@ def test_raw_probabilities_keep_their_digits_where_logits_are_large(backend: Bac
         assert out.num_accepted.tolist() == [int(accepted)]
 
 
+@pytest.mark.short(emulated=6)
 @each(LAWS, ["stats"])
 def test_packed_gives_the_tokens_of_the_chain(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
     rng = torch.Generator().manual_seed(29)

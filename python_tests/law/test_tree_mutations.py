@@ -70,6 +70,7 @@ INPUT_MUTANTS: list[tuple[str, Verify, Check]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.short(cases=6)
 @pytest.mark.parametrize(("mutant", "check"), [m[1:] for m in INPUT_MUTANTS], ids=[m[0] for m in INPUT_MUTANTS])
 def test_planted_input_defect_is_caught(mutant: Verify, check: Check) -> None:
     check(TRUE)

@@ -101,6 +101,7 @@ def compare(world: World, acceptance: str, answers: dict[int, list[int]]) -> Non
     assert all(margin < MARGIN for _, _, margin in divergences), divergences
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("acceptance", ["greedy", pytest.param("match", marks=pytest.mark.long)])
 def test_a_few_prompts(world: World, acceptance: str) -> None:
     """Six prompts by greedy lookup, for which `make test` has time; four by a tree of lookups with keyed noise."""

@@ -101,7 +101,7 @@ OVERLAPS: list[tuple[str, str, TargetLaw | None]] = [
 ]
 
 
-@pytest.mark.short(triton=8, emulated=8)
+@pytest.mark.short(triton=3, emulated=5)
 @pytest.mark.parametrize(("kind", "acceptance", "law"), OVERLAPS, ids=str)
 def test_acceptance_is_the_overlap_of_the_laws(
     backend: Backend, kind: str, acceptance: str, law: TargetLaw | None

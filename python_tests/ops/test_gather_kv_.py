@@ -413,6 +413,7 @@ def test_one_launch_for_all_layers(strategy: str) -> None:
             assert emulated.library().specdec_emulator_launches() == 1
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("kind", [torch.float32, torch.float8_e5m2])
 def test_compiles_whole(kind: torch.dtype) -> None:
     """In a compiled function the cache that was given has moved."""

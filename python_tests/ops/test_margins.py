@@ -106,7 +106,7 @@ def test_nothing_flips_beyond_its_margin(backend: Backend, acceptance: str, kind
         assert largest <= eps + ERROR, f"{backend}: logits moved by {eps} flipped a margin of {largest}"
 
 
-@pytest.mark.short(cases=2)
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize(
     ("acceptance", "with_law", "least"),
     [
@@ -290,6 +290,7 @@ def test_a_wider_bound_of_packed_drafts_adds_placeholders(acceptance: str) -> No
     assert (wide.tokens[:, 4:] == -1).all() and (wide.margins[:, 4:] == math.inf).all()
 
 
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("acceptance", ACCEPTANCES)
 def test_a_batch_is_looked_at_in_parts(acceptance: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing in float64 is wider than the rows of a part; what comes out does not depend on it."""

@@ -341,7 +341,7 @@ CHAINS: list[tuple[str, str, sk.SamplingParams, laws.TargetLaw | None]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.short(cases=8, emulated=5, triton=2)
+@pytest.mark.short(cases=6, emulated=3, triton=1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize(("acceptance", "kind", "params", "law"), CHAINS)
@@ -363,7 +363,7 @@ def test_chains_are_those_of_the_rows_that_are_made(
     agrees_with_made_rows(backend, op, step, of_any_kind(rng, batch, rows, vocab), monkeypatch)
 
 
-@pytest.mark.short(cases=4, emulated=3, triton=1)
+@pytest.mark.short(cases=2, emulated=2, triton=1)
 @pytest.mark.parametrize("params", [TRUNCATED, sk.SamplingParams()], ids=["truncated", "plain"])
 @pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
 def test_trees_are_those_of_the_rows_that_are_made(

@@ -110,7 +110,7 @@ def test_a_greedy_row_beside_sampled_rows(backend: Backend, acceptance: str) -> 
             same_bits(run(backend, {**one, **scalar}).tokens[0], whole.tokens[b])
 
 
-@pytest.mark.short(emulated=4, triton=1)
+@pytest.mark.short(emulated=3, triton=1)
 @pytest.mark.parametrize("kind", chains.KINDS)
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
 @pytest.mark.parametrize("vocab", [5, 1300])
@@ -140,6 +140,7 @@ def test_a_sequence_does_not_depend_on_neighbours_slot_or_padding(
         same_bits(wide.num_tokens, whole.num_tokens[:count])
 
 
+@pytest.mark.short(cases=10, emulated=4)
 @pytest.mark.parametrize("kind", chains.KINDS)
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
 def test_ragged_idle_placeholders_and_eos(backend: Backend, acceptance: str, kind: str) -> None:

@@ -109,6 +109,7 @@ def test_a_wider_result_is_padded(backend: Backend) -> None:
     assert (wide.tokens[:, 4:] == -1).all()
 
 
+@pytest.mark.short(cases=1, emulated=1)
 @pytest.mark.parametrize("processed", [False, True], ids=["plain", "processors"])
 def test_a_bound_that_no_segment_comes_near_costs_only_placeholders(backend: Backend, processed: bool) -> None:
     """What is kept while the op runs is as wide as the tokens that there are: for all positions of the bound, with the

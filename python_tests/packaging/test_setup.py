@@ -362,6 +362,7 @@ def test_builds_of_one_checkout_take_turns_until_the_process_ends(project: Path,
             other.kill()
 
 
+@pytest.mark.short(cases=2)
 @needs_compiler
 @pytest.mark.parametrize("source", ["flat.py", "ops/arguments.py", "../csrc/direct_ops.h"])
 def test_what_both_sides_read_by_place_is_in_the_command(project: Path, by: str, source: str) -> None:

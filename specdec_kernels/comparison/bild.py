@@ -15,6 +15,7 @@ from torch import Tensor
 from ..checks import check_int, check_number
 from ..decoding.output import GenerationOutput, Recorder
 from ..decoding.request import MAX_SPECULATIVE_TOKENS, Request
+from ..decoding.runner import forward_logits
 from ..ops.row_stats import row_stats
 from ..sampling import GREEDY
 from ..types import PLACEHOLDER_TOKEN_ID
@@ -101,9 +102,7 @@ def _draft(models: TwoModels, fallback: float, max_draft_tokens: int, unseen: in
         if i == 0:
             row = last_row(models.draft, state, unseen)
         else:
-            logits = models.draft.forward(tokens[:, -1:].clamp(min=0), state.lengths - 1 + i, state.longest + i)
-            assert logits is not None
-            row = logits
+            row = forward_logits(models.draft, tokens[:, -1:].clamp(min=0), state.lengths - 1 + i, state.longest + i)
         stats = row_stats(row)
         status |= torch.where(writing, stats.status[:, 0], 0)
         writing = writing & (max_prob(stats)[:, 0] >= fallback)
@@ -119,8 +118,7 @@ def _verify(models: TwoModels, tokens: Tensor, status: Tensor, rollback: float) 
     """
     state = models.state
     fed = torch.cat([state.last_tokens(), tokens.clamp(min=0)], dim=1)
-    logits = models.target.forward(fed, state.lengths - 1, state.longest + tokens.shape[1])
-    assert logits is not None
+    logits = forward_logits(models.target, fed, state.lengths - 1, state.longest + tokens.shape[1])
     stats = row_stats(logits)
 
     tokens = torch.nn.functional.pad(tokens, (0, 1), value=PLACEHOLDER_TOKEN_ID)  # as many as rows

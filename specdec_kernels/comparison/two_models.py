@@ -16,7 +16,7 @@ from ..decoding.claims import claimed
 from ..decoding.launching import synchronize
 from ..decoding.output import Seconds
 from ..decoding.request import Request, check_draft
-from ..decoding.runner import Runner
+from ..decoding.runner import Runner, checked_logits
 from ..decoding.state import DecodingState, Speculation
 from ..integrations.runners import as_runner
 from ..sampling import SamplingParams
@@ -96,8 +96,7 @@ def last_row(runner: Runner, state: DecodingState, unseen: int) -> Tensor:
     for first in range(0, unseen, MAX_ROWS):
         rows = text[:, first : first + MAX_ROWS]
         logits = runner.forward(rows, starts + first, state.longest, need_logits=first + MAX_ROWS >= unseen)
-    assert logits is not None
-    return logits[:, -1:]
+    return checked_logits(runner, "forward", logits, rows.shape)[:, -1:]
 
 
 def append(

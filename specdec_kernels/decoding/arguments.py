@@ -11,6 +11,7 @@ from ..ops.arguments import ACCEPTANCES
 from ..ops.token_logprobs import MAX_TOP
 from ..ops.verify_tree import check_thresholds
 from ..processors import Processors
+from ..tree import MAX_DEPTH, MAX_NODES
 from .costs import AUTO_DRAFT_LENGTHS, CostTable
 from .grammar import Grammar
 from .request import MAX_SPECULATIVE_TOKENS
@@ -81,6 +82,8 @@ def _check_costs(costs: CostTable, drafter: Drafter) -> None:
 
 def _check_tree_drafter(runner: Runner, drafter: TreeDrafter, target_law: TargetLaw | None) -> None:
     name = type(drafter).__name__
+    for size, most in (("num_nodes", MAX_NODES), ("max_depth", MAX_DEPTH)):
+        check_int("generate", f"drafter.{size}", getattr(drafter, size, None), 1, most)
     if not runner.takes_trees:
         raise ValueError(f"generate: {name} needs a decoder-only target that takes trees, got {runner.name}")
     if drafter.reads_hidden and runner.hidden_size is None:

@@ -102,10 +102,10 @@ def generate(
         Penalties, biases, allowed and banned ids of the target's logits, before `sampling`; no `token_bitmask`. Emitted
         tokens are added to its `token_counts` (including those that `stop` cuts off a sequence's last step and, on a
         GPU, off a step launched before `stop` was asked). The counts begin with the prompt: ``TokenCounts(input_ids,
-        max_new_tokens, attention_mask)``, made anew for each call. `ModelDrafter` also draws with the processors,
-        `MedusaDrafter` ranks its heads' tokens by them, and no other drafter proposes what they bar. With a cascade as
-        `target_law` they act on the target's logits alone: ids that they bar can be emitted where the draft's token is
-        kept.
+        max_new_tokens, attention_mask)``, made anew for each call; with an encoder-decoder, its decoder's start token,
+        ``[batch, 1]``. `ModelDrafter` also draws with the processors, `MedusaDrafter` ranks its heads' tokens by them,
+        and no other drafter proposes what they bar. With a cascade as `target_law` they act on the target's logits
+        alone: ids that they bar can be emitted where the draft's token is kept.
     grammar : Grammar, optional
         An engine on the host that bars, at every position and every node of a tree, the tokens that may not come next.
         Make a new one for each call, as it follows that call's texts; one that another call is using is refused. The
@@ -143,7 +143,7 @@ def generate(
         none (of a `Runner`, its `end_ids`); an empty list: never.
     stop : callable, optional
         Called after every step with a list of ``[n]`` int64 arrays, the new tokens of each sequence (empty for one that
-        has ended); returns for each how many to keep if it ends there, else None.
+        has ended); returns for each how many to keep if it ends there, else None. What earlier steps emitted stays.
     streamer : optional
         A transformers streamer (``put`` / ``end``; batch 1 only), or a callable that is called after every step with a
         list of ``[n]`` int64 arrays: the new tokens of each sequence. If the object has a method ``step``, that is

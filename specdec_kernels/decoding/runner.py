@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import FLOAT_DTYPES, LOGIT_DTYPES, check_given
 from ..tree import DraftTree
 
 PREFILL_ROWS = 512
@@ -230,3 +231,27 @@ class Runner(ABC):
         condition as far as that changes its speed.
         """
         return self, None
+
+
+def forward_logits(runner: Runner, tokens: Tensor, starts: Tensor, bound: int) -> Tensor:
+    """`Runner.forward` for its logits; raises unless they are as it promises."""
+    return checked_logits(runner, "forward", runner.forward(tokens, starts, bound), tokens.shape)
+
+
+def checked_logits(runner: Runner, method: str, logits: object, rows: torch.Size) -> Tensor:
+    """`logits`, which a method of `runner` gave; raises unless ``[*rows, vocab_size]``. The ops cannot tell: to them
+    any width is a vocabulary, and too few rows are the drafter's fault.
+    """
+    shape, names = (*rows, runner.vocab_size), ("batch", "n", "vocab_size")
+    check_given(f"{runner.name}.{method}", "logits", logits, LOGIT_DTYPES, runner.device, names, shape)
+    assert isinstance(logits, Tensor)
+    return logits
+
+
+def checked_hidden(runner: Runner, hidden: object, rows: torch.Size) -> Tensor:
+    """`hidden`, which `Runner.forward_tree` gave; raises unless ``[*rows, hidden_size]``."""
+    assert runner.hidden_size is not None
+    shape, names = (*rows, runner.hidden_size), ("batch", "num_nodes", "hidden_size")
+    check_given(f"{runner.name}.forward_tree", "hidden", hidden, FLOAT_DTYPES, runner.device, names, shape)
+    assert isinstance(hidden, Tensor)
+    return hidden

@@ -14,7 +14,7 @@ from ..ops.verify_tree import verify_tree
 from ..tree import DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID, Status, VerifyOutput
 from .logprobs import packed
-from .runner import Runner
+from .runner import Runner, checked_hidden, checked_logits, forward_logits
 from .state import DecodingState
 
 TREE_RULES = {"token": "sample", "block": "sample", "match": "match", "greedy": "greedy", "typical": "typical"}
@@ -115,15 +115,14 @@ def _forward(state: DecodingState, runner: Runner, drafted: Tensor, num_drafted:
     if state.unread_from is None:
         tokens, starts = torch.cat([state.last_tokens(), drafted], dim=1), state.lengths - 1
         runner.expect(lambda: torch.arange(width + 1, device=tokens.device) <= num_drafted[:, None])
-        logits = runner.forward(tokens, starts, longest + width)
-        assert logits is not None
-        return logits
+        return forward_logits(runner, tokens, starts, longest + width)
     rows = state.next_positions(width + 1) - 1 - state.unread_from
     tokens = state.tokens[:, state.unread_from : state.prompt.longest + width].scatter(1, rows[:, 1:], drafted)
     last = rows[:, :1] + num_drafted[:, None]
     runner.expect(lambda: torch.arange(tokens.shape[1], device=tokens.device) <= last)
     starts = torch.full_like(state.lengths, state.unread_from)
-    return runner.forward_rows(tokens, starts, longest + width, rows)
+    logits = runner.forward_rows(tokens, starts, longest + width, rows)
+    return checked_logits(runner, "forward_rows", logits, rows.shape)
 
 
 def _verify_tree(
@@ -138,6 +137,7 @@ def _verify_tree(
     logits, hidden = runner.forward_tree(
         tokens.clamp(0, state.vocab_size - 1), starts, tree, longest + tree.num_nodes - 1
     )
+    logits = checked_logits(runner, "forward_tree", logits, tokens.shape)
 
     rule = TREE_RULES[state.acceptance]
     out = verify_tree(
@@ -165,7 +165,7 @@ def _verify_tree(
         goes_on = goes_on | goes_on.gather(1, above)
     num_drafted = torch.where(goes_on & is_id, tree.depth, 0).amax(1).masked_fill(~state.active, -1)
     if state.hidden is not None:
-        assert hidden is not None
+        hidden = checked_hidden(runner, hidden, tokens.shape)
         state.hidden.copy_(hidden.gather(1, final[..., None].expand(-1, 1, hidden.shape[2]))[:, 0])
     return out, num_drafted, logits
 

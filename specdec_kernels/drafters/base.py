@@ -226,15 +226,15 @@ class Drafter(ABC):
 class TreeDrafter(Drafter):
     """Proposes a tree of tokens: several continuations, verified in one forward.
 
-    Each `Draft` has a `tree` of `num_nodes` nodes at most `max_depth` deep, its tokens chosen in whatever way, as long
+    Each `Draft` has a `tree` of at most `num_nodes` nodes, `max_depth` deep, its tokens chosen in whatever way, as long
     as siblings differ. ``num_tokens`` of `propose` is the depth that is still of use.
 
     Attributes
     ----------
     num_nodes : int
-        Rows of a verification, root included.
+        Rows of a verification, root included, 1 … 1024.
     max_depth : int
-        Tokens that a step can accept at most.
+        Tokens that a step can accept at most, 1 … 64.
     reads_hidden : bool
         True: `propose` reads ``state.hidden``, and gives a tree at every step, of the root alone where it has no more:
         only the verification of a tree keeps those states. It is not asked in the first step, before which there are

@@ -10,7 +10,7 @@ import torch
 from ..checks import check_instance, check_number
 from ..decoding.grammar import Masks, allowed
 from ..decoding.request import check_draft
-from ..decoding.runner import Runner
+from ..decoding.runner import Runner, forward_logits
 from ..decoding.state import DecodingState, StepResult
 from ..integrations.runners import as_runner
 from ..laws import Lossy
@@ -183,8 +183,7 @@ class ModelDrafter(ModelBase):
             return asked if drafted else asked & (torch.arange(2, device=state.device) <= (last - starts)[:, None])
 
         self.runner.expect(real)
-        logits = self.runner.forward(tokens, starts, max(state.longest + i, 2))
-        assert logits is not None
+        logits = forward_logits(self.runner, tokens, starts, max(state.longest + i, 2))
         if drafted:
             return logits
         return logits[torch.arange(len(logits), device=state.device), last - starts][:, None]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..checks import check_int
+from ..decoding.runner import checked_logits, forward_logits
 from ..decoding.state import DecodingState
 from ..sampling import SMALLEST_TEMPERATURE
 from ..tree import MAX_DEPTH, MAX_NODES, DraftTree
@@ -109,6 +110,7 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
             logits, _ = self.runner.forward_tree(
                 self._known(rows.clamp(min=0)), state.lengths - 1, tree, state.longest + tree.num_nodes - 1
             )
+            logits = checked_logits(self.runner, "forward_tree", logits, rows.shape)
             width = best.shape[1]
             likely, ids = self._likeliest(state, logits[:, -width:], level + 1)  # [batch, width, children]
             tokens.append(ids.flatten(1))
@@ -129,8 +131,7 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
         count = self._fed
         rows, starts = self._text(state, count, count)
         self.runner.expect(lambda: torch.arange(count, device=state.device) <= (state.lengths - 1 - starts)[:, None])
-        logits = self.runner.forward(rows, starts, max(state.longest, count))
-        assert logits is not None
+        logits = forward_logits(self.runner, rows, starts, max(state.longest, count))
         return logits.gather(1, (state.lengths - 1 - starts)[:, None, None].expand(-1, 1, logits.shape[2]))
 
     def _likeliest(self, state: DecodingState, logits: Tensor, depth: int) -> tuple[Tensor, Tensor]:

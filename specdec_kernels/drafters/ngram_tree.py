@@ -22,8 +22,9 @@ class NgramTreeDrafter(TreeDrafter):
 
     `NgramDrafter` proposes one continuation, the most recent one of the longest suffix that occurred before. Here
     others join it as long as there are nodes left: those of longer suffixes first, then the more recent ones, of each
-    suffix the `num_nodes` latest; common beginnings are drafted once. None goes on past a token that `processors` bar,
-    and what a `grammar` bars is taken out of the tree.
+    suffix the `num_nodes` latest; common beginnings are drafted once. As there, one that reaches the end of the text
+    goes on periodically. None goes on past a token that `processors` bar, and what a `grammar` bars is taken out of the
+    tree.
 
     Parameters
     ----------
@@ -105,7 +106,7 @@ class NgramTreeDrafter(TreeDrafter):
             if end in seen:  # of a longer suffix too
                 continue
             seen.add(end)
-            continuation = text[end + 1 : end + 1 + depth]
+            continuation = text[end + 1 + np.arange(depth) % (len(text) - 1 - end)]
             if self._barred is not None:
                 continuation = self._barred.cut(continuation[None], np.array([len(text)]), row)[0]
                 continuation = continuation[continuation >= 0]

@@ -44,6 +44,7 @@ from ..checks import (
     check_int,
     check_one_of,
     check_tensor,
+    contiguous_rows,
     shape_error,
 )
 from ..ops._common import unchecked
@@ -413,7 +414,7 @@ def chain_speculative_sampling(
     ):
         if counts_so_far is not None:
             check_given(op, name, counts_so_far, INT32, target_probs.device, ("batch",), (batch,))
-    target_probs, draft_probs = _contiguous_rows(target_probs), _contiguous_rows(draft_probs)
+    target_probs, draft_probs = contiguous_rows(target_probs), contiguous_rows(draft_probs)
     if vocab == 1:
         target_probs, draft_probs = (torch.nn.functional.pad(t, (0, 1)) for t in (target_probs, draft_probs))
     coins = _uniforms(op, batch, rows, generator, seed, offset, target_probs.device)
@@ -555,15 +556,10 @@ def checked_rows(
     if rows.dim() != 2 or rows.shape[1] < 1:
         raise shape_error(op, name, "[batch, vocab >= 1]", rows)
     vocab = rows.shape[1]
-    rows = _contiguous_rows(rows.float() if rows.dtype == torch.float64 else rows)
+    rows = contiguous_rows(rows.float() if rows.dtype == torch.float64 else rows)
     if vocab == 1:
         rows = torch.nn.functional.pad(rows, (0, 1), value=0.0 if name == "probs" else -torch.inf)
     return vocab, rows
-
-
-def _contiguous_rows(rows: Tensor) -> Tensor:
-    """Copied only where their ids lie apart."""
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def _uniforms(

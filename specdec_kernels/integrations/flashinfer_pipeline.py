@@ -95,10 +95,15 @@ class Softmax(LogitsProcessor):
 class TopK(LogitsProcessor):
     """Keep the `top_k` largest of logits, `flashinfer.top_k_mask_logits`, or probabilities, `top_k_renorm_probs`.
 
+    Parameters
+    ----------
+    joint_topk_topp : bool
+        True: where `TopP` and `Sample` come next in a compiled pipe, both filters look at the whole row.
+
     Raises
     ------
     TypeError
-        `joint_topk_topp` is no bool. True: where `TopP` and `Sample` come next, both look at the whole row.
+        `joint_topk_topp` is no bool.
     """
 
     makes: ClassVar = {LOGITS: LOGITS, PROBS: PROBS}
@@ -201,7 +206,7 @@ class LogitsPipe:
         At least one; each takes what the one before it makes. After `Sample` comes none.
     compile : bool
         Draw from uncut rows where a filter stands right before `Sample`, and divide by the temperature within the
-        softmax; see also `compile`.
+        softmax. The distribution stays, except with ``TopK(joint_topk_topp=True)``.
     input_type : TensorType, optional
         LOGITS or PROBS; needed where the first processor takes both.
     custom_fusion_rules, custom_validity_checks : None

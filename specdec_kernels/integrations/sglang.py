@@ -37,6 +37,7 @@ from ..checks import (
     check_int,
     check_number,
     check_tensor,
+    contiguous_rows,
     shape_error,
 )
 from ..ops._common import unchecked
@@ -295,10 +296,7 @@ def _verify_chains(
         raise shape_error(op, "uniform_samples", f"[batch={batch}, >= {drafted}]", uniform_samples)
     if draft_probs.dim() != 3 or draft_probs.shape[::2] != (batch, vocab) or draft_probs.shape[1] < drafted:
         raise shape_error(op, "draft_probs", f"[batch={batch}, >= {drafted}, vocab={vocab}]", draft_probs)
-    target, draft = (
-        rows if rows.stride(-1) == 1 else rows.contiguous()
-        for rows in (target_probs[:, : drafted + 1], draft_probs[:, :drafted])
-    )
+    target, draft = map(contiguous_rows, (target_probs[:, : drafted + 1], draft_probs[:, :drafted]))
     out = verify_chain(
         None, candidates[:, 1 : drafted + 1], target_probs=target, draft_probs=draft,
         uniform_samples=torch.cat([final[:, None], uniform_samples[:, :drafted]], 1).clamp_(max=LARGEST_COIN),
@@ -332,6 +330,8 @@ def build_tree_kernel_efficient(
         ``[batch, >= topk * (depth - 1) + 1]`` int64: the candidate that each expanded node was.
     selected_index : Tensor
         ``[batch, draft_token_num - 1]`` int64, ascending: the candidates that became nodes 1, 2, …
+        A node whose parent was not selected is left out, with all that hangs from it: it has no links, sees itself
+        alone and stands at the root's position.
     verified_seq_len : Tensor
         ``[batch]`` int64, tokens before the tree.
     tree_mask : Tensor
@@ -350,8 +350,7 @@ def build_tree_kernel_efficient(
     Raises
     ------
     TypeError, ValueError
-        A wrong dtype, shape or device, or an unknown mode. A node whose parent was not selected is left out, with all
-        that hangs from it: it has no links, sees itself alone and stands at the root's position.
+        A wrong dtype, shape or device, or an unknown mode.
     """
     op = "build_tree_kernel_efficient"
     nodes = check_int(op, "draft_token_num", draft_token_num, 1, MAX_NODES)

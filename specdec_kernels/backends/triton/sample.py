@@ -15,7 +15,7 @@ from .law import find_laws
 from .noise import best_of_row, best_scores
 from .processors import with_processors
 from .row import draw_from_law, load_law, load_logits
-from .search import CANDIDATES, list_values, listed_of, nth_maximum, select
+from .search import CANDIDATES, list_values, listed_of, load_listed, nth_maximum, select, select_listed
 
 
 @triton.jit(do_not_specialize=["batch", "num", "n"])
@@ -161,17 +161,21 @@ def draw_many(
             found = list_values(begin, end, at, groups, noise, own, TILE, TILES, ROW_TILES)
             attempts += 1
         found = tl.minimum(found, CANDIDATES)
+        # ranking takes a read of the list: only for what is drawn, and what ties with the last of it
+        one_each = tl.full((CANDIDATES,), 1.0, tl.float32)
+        least = select_listed(load_listed(found, own), one_each, count, begin, end).to(tl.int32)
         for i in range(found):
             mine = tl.load(own.key + i)
-            rank = tl.zeros((), tl.int32)
-            for first in range(0, found, SLOTS):
-                other = first + slot
-                theirs = tl.load(own.key + other, mask=other < found, other=-LAST_ID)
-                before = (theirs > mine) | ((theirs == mine) & (other < i))
-                rank += tl.sum(before.to(tl.int32), 0)
-            if rank < count:
-                id = tl.load(own.id + i)
-                store_token(drawn, row * count + rank, at, id, normalizer)
+            if mine >= least:
+                rank = tl.zeros((), tl.int32)
+                for first in range(0, found, SLOTS):
+                    other = first + slot
+                    theirs = tl.load(own.key + other, mask=other < found, other=-LAST_ID)
+                    before = (theirs > mine) | ((theirs == mine) & (other < i))
+                    rank += tl.sum(before.to(tl.int32), 0)
+                if rank < count:
+                    id = tl.load(own.id + i)
+                    store_token(drawn, row * count + rank, at, id, normalizer)
 
 
 def sample(args: SampleArguments) -> tuple[Tensor, ...]:

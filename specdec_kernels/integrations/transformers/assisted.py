@@ -16,6 +16,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from ..._host_py import MAX_NGRAM
 from ...checks import check_int, check_number
 from ...decoding.arguments import check_acceptance
+from ...decoding.costs import CostTable
 from ...decoding.generate import generate as decode
 from ...decoding.request import DRAFT_LENGTH, MAX_SPECULATIVE_TOKENS, check_real, draw_seeds
 from ...decoding.runner import Runner
@@ -59,7 +60,7 @@ def generate(
     assistant_tokenizer: Any = None,
     tokenizer: Any = None,
     drafter: Drafter | None = None,
-    num_speculative_tokens: int | str | None = None,
+    num_speculative_tokens: int | str | CostTable | None = None,
     acceptance: str = "token",
     seeds: Tensor | None = None,
     **model_kwargs: Any,
@@ -99,7 +100,7 @@ def generate(
         Any of this package's, instead of ``assistant_model``, which excludes it, and of ``prompt_lookup_num_tokens``,
         whose number is then ignored. A drafter of trees does not go with ``output_hidden_states`` and
         ``output_attentions``.
-    num_speculative_tokens : int or "auto", optional
+    num_speculative_tokens : int, "auto" or CostTable, optional
         Draft tokens a step, see `specdec_kernels.generate`; None: 5 with a `drafter`, else as transformers' own options
         say: ``prompt_lookup_num_tokens`` and ``max_matching_ngram_size`` count as 64 where they are larger. "auto" goes
         by nominal costs where a result must be reproducible, with the rules "token" and "block" whenever it is sampled.
@@ -120,7 +121,7 @@ def generate(
     ValueError
         An option that is not served, by name; a model that cannot be; nothing to draft with.
     TypeError
-        A `streamer` without ``put`` and ``end``.
+        An option, a `drafter` or `seeds` of a wrong type; a `streamer` without ``put`` and ``end``.
     ImportError
         An unknown version of transformers, with the range of known ones.
     RuntimeError

@@ -13,6 +13,7 @@ from transformers.generation.utils import GenerationMixin
 
 from ...checks import check_one_of
 from ...decoding.arguments import check_draft_length
+from ...decoding.costs import CostTable
 from ...ops.arguments import ACCEPTANCES
 from .assisted import generate
 from .versions import check_version
@@ -27,7 +28,7 @@ _stock: list[Callable[..., Any]] = []  # transformers' own method while it is re
 
 @contextmanager
 def assisted_generation(
-    *, num_speculative_tokens: int | str | None = None, acceptance: str = "token"
+    *, num_speculative_tokens: int | str | CostTable | None = None, acceptance: str = "token"
 ) -> Iterator[None]:
     """In its block, ``model.generate(assistant_model=… | prompt_lookup_num_tokens=…)`` runs here, at any batch size.
 
@@ -42,7 +43,7 @@ def assisted_generation(
 
     Parameters
     ----------
-    num_speculative_tokens : int or "auto", optional
+    num_speculative_tokens : int, "auto" or CostTable, optional
         Draft tokens a step, instead of what the call says.
     acceptance : {"token", "block", "match", "greedy"}
         The rule, see `specdec_kernels.verify_chain`.

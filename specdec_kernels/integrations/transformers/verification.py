@@ -16,6 +16,7 @@ from ...checks import (
     check_logits,
     check_shape,
     check_tensor,
+    contiguous_rows,
     shape_error,
 )
 from ...ops.verify_chain import verify_chain
@@ -117,7 +118,7 @@ def _readable(logits: Any) -> Any:
     if not isinstance(logits, Tensor) or logits.layout != torch.strided:
         return logits
     logits = logits.float() if logits.dtype == torch.float64 else logits
-    return logits if logits.dim() == 0 or logits.stride(-1) == 1 else logits.contiguous()
+    return contiguous_rows(logits)
 
 
 def _ensemble(candidate_logits: Tensor, new_logits: Tensor, weight: float) -> Tensor:
