@@ -207,6 +207,7 @@ def test_the_module_runs_as_the_command_does() -> None:
     assert "backends" in done.stdout
 
 
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("arguments", [["env"], ["env", "--json"]])
 @pytest.mark.parametrize("raised", ["ImportError", "AttributeError"])
 def test_the_report_is_had_where_the_package_cannot_be_imported(

@@ -66,9 +66,12 @@ def _check(arguments: list[str]) -> int:
             why = f", which emits what the target cannot give (p = {row.impossible:.1e})" if row.impossible else ""
             verdict = "exact" if row.exact else f"FAILED in {row.case}" if row.failed else f"WRONG in {row.case!r}{why}"
             where = f"{row.backend:10}{row.op:14}{row.rule:11}"
-            print(f"{where}{row.cases:3} cases, off by {row.distance:.1e}: {verdict}", file=told, flush=True)
+            off = "" if row.failed else f", off by {row.distance:.1e}"
+            print(f"{where}{row.cases:3} cases{off}: {verdict}", file=told, flush=True)
     if given.json:
-        print(json.dumps([asdict(row) | {"exact": row.exact} for row in found], indent=1))
+        distances = [None if row.failed else row.distance for row in found]
+        rows = [asdict(row) | {"distance": d, "exact": row.exact} for row, d in zip(found, distances, strict=True)]
+        print(json.dumps(rows, indent=1))
     failed = sum(row.failed for row in found)
     wrong = sum(not row.exact for row in found) - failed
     if not given.json:

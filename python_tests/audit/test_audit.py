@@ -276,6 +276,7 @@ def test_numbers_that_are_asked_for_as_they_are_needed() -> None:
     assert report.lossless, report
 
 
+@pytest.mark.long
 def test_a_race_of_uniforms_is_sampled() -> None:
     """Its outcome is constant in no boxes, however small."""
 
@@ -374,6 +375,20 @@ def test_random_numbers_of_a_kernel_are_sampled() -> None:
     assert [finding.name for finding in report.findings] == ["everything-accepted"]
 
 
+def test_a_case_that_raises_hides_no_cause_of_the_others() -> None:
+    def verify(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor) -> Tensor:
+        if bool((draft_probs == 0).any()):
+            raise RuntimeError("a zero")
+        u = uniform_samples.double()
+        rows = target_probs.double(), draft_probs.double()
+        return planted.chain(*rows, draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]), test=planted.always)
+
+    report = audit(verify, cases=["two ids", "zeros in the draft"], steps=False)
+    failure, cause = report.findings
+    assert [failure.name, cause.name] == ["failure", "everything-accepted"]
+    assert failure.words.startswith("zeros in the draft: ") and "RuntimeError: a zero" in failure.words
+
+
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     wrong, right = "python_tests.audit.planted:first_ones_parameters", "python_tests.audit.planted:one_seed"
     assert cli.main(["audit", wrong, "--cases", "beside", "eight ids", "--no-steps", "--json"]) == 1
@@ -460,6 +475,7 @@ def test_tokens_may_come_as_an_array_or_a_list(form: Callable[[Tensor], Any]) ->
     assert audit(verify, cases=["two ids"], steps=False).lossless
 
 
+@pytest.mark.long
 def test_an_older_transformers_function_is_told_whether_the_draft_ended() -> None:
     def older(ids: Tensor, draft: Tensor, length: int, target: Tensor, is_done_candidate: bool) -> Any:
         assert is_done_candidate is False

@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -155,7 +156,24 @@ def test_a_backend_that_cannot_run_is_named_beside_those_that_can(
     assert second.startswith("reference") and second.endswith(": RuntimeError: no C compiler")
     assert last == "every distribution is the target's, of the 1 that could be computed"
     assert cli.main(["check", "--json"]) == 2
-    assert [row["failed"] for row in json.loads(capsys.readouterr().out)] == [False, True]
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["failed"] for row in rows] == [False, True] and rows[1]["distance"] is None
+
+
+def test_the_distance_is_that_of_all_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another case emits what the target cannot give, and so is the one that is named."""
+    off, impossible = (case for case in chains() if case.name in ("two ids", "zeros in the target"))
+    monkeypatch.setattr(own, "rules", lambda: {("verify_chain", "token"): (off, impossible)})
+
+    def law(verify: Any, problem: Any, rule: str, device: str) -> np.ndarray[Any, Any]:
+        (expected,) = (case.expected[0] for case in (off, impossible) if case.problem is problem)
+        share, aim = (0.4, expected > 0) if problem is off.problem else (1e-6, expected == 0)
+        assert aim.any()
+        return ((1 - share) * expected + share * aim / aim.sum())[None]
+
+    monkeypatch.setattr(own, "exact_law", law)
+    (found,) = own.check({"verify_chain": sk.verify_chain}, {"verify_chain": ["reference"]}, "cpu")
+    assert found.distance > 0.01 and found.case == impossible.name and found.impossible == pytest.approx(1e-6)
 
 
 @pytest.mark.parametrize("wrong", [False, True])

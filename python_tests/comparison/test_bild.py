@@ -43,6 +43,7 @@ def slow_bild(
     return text, origin
 
 
+@pytest.mark.short(cases=3)
 @pytest.mark.parametrize(
     ("family", "fallback", "rollback", "max_draft_tokens"),
     [("llama", 0.18, 2.5, 10), ("llama", 0.0, 4.0, 3), ("gpt2", 0.15, 2.0, 10), ("gemma2", 0.1, 3.0, 4),

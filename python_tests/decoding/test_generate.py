@@ -41,7 +41,7 @@ DRAFTERS: dict[str, Callable[[Any, Any], Drafter]] = {
 # --- real classes -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.short(cases=9)
+@pytest.mark.short(cases=6)
 @pytest.mark.parametrize("turn", range(3))
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("lengths", [(7,), (3, 9, 6), (1, 4, 9, 2, 7, 5, 8, 3)], ids=["1", "3", "8"])

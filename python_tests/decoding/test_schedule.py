@@ -57,7 +57,6 @@ def best_fixed(seconds: np.ndarray, alphas: list[float]) -> tuple[float, float]:
     return rates[0], max(rates)
 
 
-@pytest.mark.short(cases=9)
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 @pytest.mark.parametrize("seconds", [PACKED, DEAR], ids=["packed", "dear"])
 @pytest.mark.parametrize(
@@ -406,9 +405,8 @@ def test_what_cannot_go_on_has_not_failed() -> None:
     """The last draft tokens of a text: accepted, and there was no room for more."""
     auto = AutoSchedule(1, 99, table(PACKED))
     before = auto._yield.tokens()[0][0, 1]
-    ended = StepResult(
-        np.zeros((1, 8), np.int64), np.array([4]), np.array([3]), np.array([3]), np.array([False]), np.array([0])
-    )
+    of_a_step = np.array([4]), np.array([3]), np.array([3]), np.array([False]), np.array([0])
+    ended = StepResult(np.zeros((1, 8), np.int64), *of_a_step)
     auto.note(ended, None)
     assert auto._yield._judged[0].tolist() == [1, 1, 1, 0, 0, 0, 0]
     assert auto._yield.tokens()[0][0, 1] > before

@@ -38,7 +38,7 @@ def call(name: str, acceptance: str = "token", drafter: Any = None, **more: Any)
     )  # fmt: skip
 
 
-@pytest.mark.short(cases=8)
+@pytest.mark.short(cases=4)
 @pytest.mark.parametrize("acceptance", RULES)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_defaults_of_torch_change_nothing(name: str, acceptance: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,7 @@ def test_how_long_a_lookup_s_matches_are(given: int | None, longest: int, monkey
     assert made == [longest]
 
 
+@pytest.mark.long
 def test_an_assistant_may_draft_nothing_or_more_than_a_step_holds() -> None:
     """What transformers makes of such lengths, too."""
     model, assistant = tiny("llama"), tiny("llama", 1)

@@ -210,7 +210,7 @@ def bias_on_the_drafts_row(verify: Verify, *args: Any, draft_logits: Tensor, **r
     return verify(*args, draft_logits=draft_logits + added.to(draft_logits.device), **rest)
 
 
-@pytest.mark.short(cases=6, emulated=1)
+@pytest.mark.short(cases=4, emulated=1)
 @pytest.mark.parametrize(
     ("mutant", "name", "acceptance"),
     [

@@ -87,7 +87,7 @@ def test_the_output_of_a_cascade_s_tree_is_not_enumerated() -> None:
         target_joint(case)
 
 
-@pytest.mark.short(emulated=2)
+@pytest.mark.short(emulated=1)
 @pytest.mark.parametrize("law", {type(law): law for law in trees.LAWS}.values(), ids=lambda law: type(law).__name__)
 @pytest.mark.parametrize("shape", ["siblings", "chain"])
 def test_law_of_cascades(backend: Backend, shape: str, law: laws.TargetLaw) -> None:

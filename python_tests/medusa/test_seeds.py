@@ -58,6 +58,7 @@ def test_what_is_held_out_has_every_question_and_temperature() -> None:
         assert {what[part] for what in held_out} == {what[part] for what in every}
 
 
+@pytest.mark.long
 def test_questions_are_about_functions_that_are_not_continued() -> None:
     class Template(Letters):
         def apply_chat_template(self, turns: Any, **_: Any) -> str:

@@ -427,6 +427,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
         train_jointly(wide(), heads, features, recipe)
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("narrow", [False, True])
 def test_a_draft_model_learns_the_targets_distribution(narrow: bool) -> None:
     target = wide(initializer_range=0.1)

@@ -52,7 +52,7 @@ def reaching(name: str, route: Backend, monkeypatch: pytest.MonkeyPatch) -> tupl
     return emulated.overload(op) if route.name else getattr(torch.ops.specdec, op).default, caught[0]
 
 
-@pytest.mark.short(cases=40, emulated=8)
+@pytest.mark.short(cases=24, emulated=4)
 @pytest.mark.parametrize("name", CALLS)
 def test_opcheck(name: str, route: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of opcheck's default tests."""
@@ -73,7 +73,7 @@ def test_direct_calls_never_read_rows_that_are_not_there(
         op(*without)
 
 
-@pytest.mark.short(cases=20, emulated=4)
+@pytest.mark.short(cases=12, emulated=3)
 @pytest.mark.parametrize("name", CALLS)
 def test_compiles_whole(name: str, route: Backend) -> None:
     """fullgraph=True; the same bits as eager."""

@@ -25,7 +25,7 @@ def test_the_same_bits_whatever_the_strategy_and_schedule(name: str) -> None:
                 same_bits(outcome(call, **arguments, backend=emulated.NAME), expected)
 
 
-@pytest.mark.short(cases=40)
+@pytest.mark.short(cases=20)
 @pytest.mark.parametrize("name", WIDE)
 @pytest.mark.parametrize("multiprocessors", [1, 3, 132])
 def test_the_same_bits_on_every_device(name: str, multiprocessors: int) -> None:

@@ -363,7 +363,7 @@ def test_chains_are_those_of_the_rows_that_are_made(
     agrees_with_made_rows(backend, op, step, of_any_kind(rng, batch, rows, vocab), monkeypatch)
 
 
-@pytest.mark.short(cases=2, emulated=2, triton=1)
+@pytest.mark.short(cases=1, emulated=1, triton=1)
 @pytest.mark.parametrize("params", [TRUNCATED, sk.SamplingParams()], ids=["truncated", "plain"])
 @pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
 def test_trees_are_those_of_the_rows_that_are_made(

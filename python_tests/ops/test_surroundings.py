@@ -75,7 +75,7 @@ def made(case: Case) -> Any:
     return inputs
 
 
-@pytest.mark.short(cases=14)
+@pytest.mark.short(cases=5)
 @pytest.mark.parametrize("case", cases(WIDE))
 def test_the_number_of_threads_changes_no_bit(case: Case) -> None:
     inputs = made(case)

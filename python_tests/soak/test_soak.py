@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from python_tests.decoding.models import tiny
 from specdec_kernels.drafters import Draft
 
 from .requests import SMALLER, VOCAB, Careless, Requests
-from .run import MOST_GROWTH, grown, soak
+from .run import MOST_GROWTH, grown
 from .uniformity import Stream, rejected, transformed
 
 
@@ -54,9 +57,11 @@ def test_memory_that_grows_is_seen() -> None:
     assert grown(flat[:30]) == []  # too short to say
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_soak_without_a_request_is_no_success() -> None:
-    assert soak(0.001, threads=1, processes=1, seed=0).wrong == ["no request was made"]
+    command = [sys.executable, "-m", "python_tests.soak", "--minutes", "0.001", "--threads", "1", "--processes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2])
+    assert done.returncode == 1 and done.stderr == "wrong: no request was made\n", done.stderr
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ MORE: dict[str, Callable[[], Call]] = {
 }
 
 
-@pytest.mark.short(cases=10)
+@pytest.mark.short(cases=6)
 @pytest.mark.parametrize("name", [*MORE, *WIDE, *CALLS])
 def test_parts_of_rows_give_what_whole_rows_give(name: str) -> None:
     """Tokens, statuses and all other integers the same, numbers up to the order of their sums."""

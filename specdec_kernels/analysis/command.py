@@ -46,7 +46,8 @@ def _plan_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="specdec plan",
         description="Measure how often each drafter's tokens are accepted and what each step costs, and say which "
-        "drafter and how many draft tokens gain most, at each temperature and batch size. Takes minutes on a CPU.",
+        "drafter and how many draft tokens gain most, at each temperature and batch size. Steps are timed greedily, "
+        "after at most the last 128 tokens of each prompt. Takes minutes on a CPU.",
         formatter_class=Defaults,
     )
     add_model_options(parser)
@@ -146,7 +147,7 @@ def _print(report: dict[str, Any]) -> None:
         if best["drafter"] == planner.PLAIN:
             print(f"  {case}: plain decoding; no drafter gains anything")
         else:
-            how = f"{best['drafter']} with {best['num_speculative_tokens']} draft tokens"
+            how = f"{best['drafter']} with {best['num_speculative_tokens']} tokens"
             print(f"  {case}: {how}, {best['gain']:.2f} times plain decoding (the largest of all: it may flatter)")
     print(
         f"\n{'temperature':>11} {'batch':>5}  {'drafter':10}{'tokens':>7}{'alpha':>7}{'c':>7}{'verify':>8}"
@@ -161,8 +162,9 @@ def _print(report: dict[str, Any]) -> None:
             f"{row['gain']['mean']:7.2f}  {low} to {high}"
         )
     print(
-        "\nalpha: acceptance of a draft token; c: drafting a token over a plain step; verify: a verified step over a "
-        "plain one;\na step: tokens a step; gain: tokens a second over plain decoding"
+        "\ntokens: draft tokens a step, of a tree its depth; alpha: acceptance of a draft token; c: drafting a token "
+        "over a plain\nstep; verify: a verified step over a plain one; a step: tokens a step; gain: tokens a second "
+        "over plain decoding"
     )
 
 

@@ -193,7 +193,8 @@ def break_even_acceptance(gamma: ArrayLike, c: ArrayLike, verification: ArrayLik
     """The α at which γ draft tokens a step are as fast as plain decoding; above it they are faster.
 
     The root of `walltime_improvement` = 1. With γ = 1 and ``verification`` = 1 it is c (corollary 3.9: a gain is
-    possible if and only if α > c). NaN where no α suffices, and where γ = 0, which is plain decoding at any α.
+    possible if and only if α > c). 0 where every α suffices; NaN where none does, and where γ = 0, which is plain
+    decoding at any α.
 
     Parameters
     ----------

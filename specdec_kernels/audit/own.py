@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,9 +39,9 @@ class Checked:
     cases : int
         How many verify steps were looked at.
     distance : float
-        The largest total variation between what comes out and the target's distribution.
+        The largest total variation between what comes out and the target's distribution; NaN where the backend raised.
     case : str
-        The case where that was; else one with output that the target cannot give.
+        The case where that was, or the one with the most output that the target cannot give.
     impossible : float
         The largest total probability, in one case, of output that the target cannot give.
     failed : bool
@@ -90,10 +91,10 @@ def check(
                     failure = f"{case.name!r}: {type(error).__name__}: {error}"
                     break
             if failure is not None:
-                yield Checked(backend, op, rule, len(cases), 1.0, failure, failed=True)
+                yield Checked(backend, op, rule, len(cases), math.nan, failure, failed=True)
                 continue
-            distance, impossible, name = max(found, key=lambda each: (each[1] > 0, each))
-            yield Checked(backend, op, rule, len(cases), distance, name, impossible)
+            distance, impossible, name = max(found, key=lambda each: (each[1], each[0]))
+            yield Checked(backend, op, rule, len(cases), max(distance, *(off for off, *_ in found)), name, impossible)
 
 
 def _of(case: Case, verify: Verify) -> Verify:

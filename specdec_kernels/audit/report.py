@@ -134,8 +134,10 @@ class Report:
         odd = [r.joint for r in self.rows if r.joint and (r.joint.impossible or r.joint.failures)]
         if odd and all(joint.at_ends for joint in odd):
             found += _at_ends(odd)
-        elif not self.fits:
-            found += [Finding("failure", f"{row.case}: {row.result}.") for row in (self.smallest,) if row is not None]
+        else:
+            failed = (r for r in self.rows if r.joint and r.joint.failures and not r.joint.at_ends)
+            row = next(failed, None if self.fits else self.smallest)
+            found += [] if row is None else [Finding("failure", f"{row.case}: {row.result}.")]
         if self.fits and self.fits[0].explains:
             found.append(Finding(self.fits[0].cause.name, self.fits[0].words))
         elif self.fits and self._wrong_beside_others_alone:

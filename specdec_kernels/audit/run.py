@@ -118,7 +118,8 @@ def audit(
         )
     wrong = [row for row in rows if row.joint is not None and row.lossless is False and not row.joint.failures]
     off = any(row.off for row in wrong)
-    fits = best(sorted(found, key=lambda f: -f[1].distance(target_joint(f[0]))), tolerance) if off else []
+    served = [(problem, joint) for problem, joint in found if joint.at_ends or not joint.failures]  # others fit nothing
+    fits = best(sorted(served, key=lambda f: -f[1].distance(target_joint(f[0]))), tolerance) if off else []
     return Report(_name(verifier), signature, rows, over_steps, fits, tolerance)
 
 
