@@ -117,10 +117,16 @@ def items(value: Any) -> list[Any]:
     return [value] if alone else list(value)
 
 
+def integer_kind(value: object) -> str:
+    """What something is that should be a Python integer."""
+    name = type(value).__name__
+    return f"NumPy's {name} (int() converts it)" if isinstance(value, np.integer) else name
+
+
 def check_int(caller: str, name: str, value: object, lowest: int, highest: int | None) -> int:
     """`value`; raises unless it is an integer in ``[lowest, highest]``; without `highest`, the 64-bit maximum."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{caller}: {name} must be an integer, got {type(value).__name__}")
+        raise TypeError(f"{caller}: {name} must be an integer, got {integer_kind(value)}")
     most = 2**63 - 1 if highest is None else highest
     if not lowest <= value <= most:
         wanted = f">= {lowest}" if highest is None and value < lowest else f"in [{lowest}, {most}]"

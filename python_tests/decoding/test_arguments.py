@@ -335,7 +335,7 @@ def test_what_a_runner_gives_is_checked(whose: str, wrong: str) -> None:
 @pytest.mark.parametrize(
     ("size", "value", "message"),
     [
-        ("num_nodes", np.int64(7), "must be an integer, got int64"),
+        ("num_nodes", np.int64(7), r"must be an integer, got NumPy's int64 \(int\(\) converts it\)"),
         ("num_nodes", 2000, r"must be in \[1, 1024\], got 2000"),
         ("max_depth", 0, r"must be in \[1, 64\], got 0"), ("max_depth", None, "must be an integer, got NoneType"),
     ],

@@ -13,6 +13,7 @@ from ..checks import (
     check_one_of,
     check_shape,
     check_tensor,
+    integer_kind,
     shape_error,
 )
 from ._common import Expected
@@ -42,7 +43,7 @@ def split_step(op: str, step: int | Tensor, seeds: Tensor) -> tuple[Tensor | Non
         check_shape(op, "step", step, ("batch",), (seeds.shape[0],))
         return step, 0
     if isinstance(step, bool) or not isinstance(step, int):
-        raise TypeError(f"{op}: step must be an integer or a [batch] int64 tensor, got {type(step).__name__}")
+        raise TypeError(f"{op}: step must be an integer or a [batch] int64 tensor, got {integer_kind(step)}")
     return None, check_int(op, "step", step, 0, None)
 
 
