@@ -322,6 +322,7 @@ def test_the_command_alone_says_what_there_is(way: str, capsys: pytest.CaptureFi
         assert "commands (each knows --help)" in said.err and ended.value.code == 2
 
 
+@pytest.mark.long
 def test_letters_that_the_terminal_cannot_encode_are_replaced() -> None:
     command = [sys.executable, "-m", "_specdec", "audit", "--help"]
     for narrow in ({"PYTHONIOENCODING": "ascii"}, {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}):

@@ -94,6 +94,7 @@ def test_the_tiers_are_the_whole() -> None:
     assert sorted(map(id, short + rest)) == sorted(map(id, tiers.run(cases, "all"))) == sorted(map(id, cases))
 
 
+@pytest.mark.long
 def test_tests_of_a_group_run_in_one_process(tmp_path: Path) -> None:
     """What they build or compute together is made once, and no two of them write to one folder at a time."""
     (tmp_path / "test_group.py").write_text(
@@ -143,6 +144,7 @@ def test_group(x):
 """
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize(
     ("minutes", "said"), [(10, "1 failed, 33 passed"), (1e-9, "33 skipped")], ids=["a process dies", "no time"]
 )

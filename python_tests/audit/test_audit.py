@@ -207,6 +207,7 @@ def test_the_distance_and_the_counterexample_are_exact() -> None:
     assert "tokens beginning with [0] come with probability 0.600000, not 0.300000" in told
 
 
+@pytest.mark.long
 def test_a_defect_that_is_in_no_list_is_not_given_a_name() -> None:
     def sometimes_0(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor) -> Tensor:
         u = uniform_samples.double()
@@ -220,6 +221,7 @@ def test_a_defect_that_is_in_no_list_is_not_given_a_name() -> None:
     assert "No known cause explains every case" in str(report)
 
 
+@pytest.mark.long
 def test_a_drafter_that_draws_from_another_distribution_is_named() -> None:
     def draft(draft_probs: Tensor) -> Tensor:
         return (draft_probs**2).multinomial(1)[:, 0]
@@ -355,6 +357,7 @@ def test_what_is_wrong_at_an_end_does_not_hide_what_is_wrong_everywhere() -> Non
     assert len(report.findings) == 2, report
 
 
+@pytest.mark.long
 def test_random_numbers_of_a_kernel_are_sampled() -> None:
     """Numbers that torch does not make: the distribution is tested, not extracted."""
     import numpy as np

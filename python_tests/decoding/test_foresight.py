@@ -245,6 +245,7 @@ def test_near_the_best_fixed_length_and_never_much_below_plain(batch: int, text:
     assert np.mean(got) > 0.975 * fixed[0] and np.quantile(got, 0.1) > 0.94
 
 
+@pytest.mark.long
 def test_wrong_costs_are_found_out() -> None:
     """Begun as if rows were dear, although they cost little, and the other way round."""
     for start, truth in ((DEAR, PACKED), (PACKED, DEAR)):

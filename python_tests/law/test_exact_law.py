@@ -60,7 +60,7 @@ def test_zero_probability_is_never_accepted_at_u_0(backend: Backend) -> None:
 
 
 @pytest.mark.on_triton(kind="full")
-@pytest.mark.short(triton=1, emulated=4)
+@pytest.mark.short(triton=0, emulated=4)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 @pytest.mark.parametrize(
     "kind", ["full", "reduced_vocabulary", "both_truncated", "ragged", "eos", "given_probabilities"]
@@ -95,7 +95,7 @@ def test_emitted_law_of_target_probabilities(backend: Backend, acceptance: str, 
 
 
 @pytest.mark.on_triton(kind="full")
-@pytest.mark.short(triton=1, emulated=4)
+@pytest.mark.short(triton=0, emulated=4)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 @pytest.mark.parametrize("kind", ["full", "one_hot", "both_truncated", "ragged", "eos", "undrawable"])
 def test_emitted_law_with_bonus_tokens_that_are_given(backend: Backend, acceptance: str, kind: str) -> None:

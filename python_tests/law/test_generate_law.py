@@ -85,7 +85,7 @@ def test_joint_law_where_lengths_follow_from_one_text(name: str) -> None:
     check_windows(np.concatenate(texts), expected_windows(case), NUM_TESTS)
 
 
-@pytest.mark.short(cases=1)
+@pytest.mark.long
 @pytest.mark.parametrize("acceptance", TRANSFORMER)
 def test_joint_law_of_a_transformer(acceptance: str) -> None:
     """A model with a real cache, whose laws depend on everything before."""

@@ -15,6 +15,7 @@ from specdec_kernels.assets import prompts
 from specdec_kernels.medusa import command, data
 
 
+@pytest.mark.long
 def test_self_talk_begins_as_the_template_does() -> None:
     """With the padding id, as some templates do: that is a token there."""
 

@@ -167,9 +167,9 @@ class Plain(Signature):
     the models gave them; probabilities have the parameters in them; both float32. Randomness comes from
     ``uniform_samples [batch, num_draft + 1]`` float32 in [0, 1), from ``seeds`` and ``positions [batch]`` int64 (the
     position of the first draft token), or, where none of these is named, from torch. Behind the `num_draft_tokens` of a
-    sequence tokens are −1 and rows zeros. One that names ``parents`` (a
-    list, −1 for the root) verifies trees: rows and tokens are those of the nodes, the root's first, and the draft's
-    tokens were drawn from ``draft_probs`` without replacement, siblings in the order of their nodes.
+    sequence tokens are −1 and rows zeros. One that names ``parents`` (a list, −1 for the root) verifies trees: rows and
+    tokens are those of the nodes, the root's first, and the draft's tokens were drawn from ``draft_probs`` without
+    replacement, siblings in the order of their nodes.
 
     A drafter is ``draft(...) -> tokens [batch]`` and names ``draft_logits`` or ``draft_probs [batch, vocab]``,
     ``temperature``, ``top_k``, ``top_p``, ``seeds`` and ``positions``. Trees take none.
