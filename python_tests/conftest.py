@@ -23,6 +23,7 @@ from python_tests.progress import Progress  # noqa: E402
 from python_tests.scheduling import Deadline, Scheduling  # noqa: E402
 from python_tests.support import Backend, present, present_emulated  # noqa: E402
 
+torch.set_num_threads(1)
 hypothesis.settings.register_profile(  # the same cases in every run, and no machine too slow for them
     "steady", derandomize=True, database=None, deadline=None, print_blob=False,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
@@ -138,10 +139,11 @@ def steady_clock() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Commands that ran in this process may have left torch more: two processes' threads waiting for each other's cores
+def one_thread() -> Iterator[None]:
+    """Commands that run in this process may leave torch more: two processes' threads waiting for each other's cores
     take twenty times as long.
     """
+    yield
     torch.set_num_threads(1)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .checks import integer_kind
 from .flat import FlatParams
 
 SMALLEST_TEMPERATURE = 2.0**-126
@@ -129,7 +130,7 @@ def _split(name: str, value: object, default: float) -> tuple[float, Tensor | No
         return default, value.to(torch.int64 if integer else torch.float32).contiguous()
     if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
         kind = "an integer" if integer else "a number"
-        raise TypeError(f"SamplingParams: {name} must be {kind} or a [batch] tensor, got {type(value).__name__}")
+        raise TypeError(f"SamplingParams: {name} must be {kind} or a [batch] tensor, got {integer_kind(value)}")
     try:
         return (value if integer else float(value)), None
     except OverflowError:

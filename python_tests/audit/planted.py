@@ -77,20 +77,22 @@ def emitted(
 
 
 def block_chain(
-    p: Tensor, q: Tensor, x: Tensor, coins: Tensor, final: Callable[[Tensor], Tensor], *, stale: bool = False
-) -> Tensor:
+    p: Tensor, q: Tensor, x: Tensor, coins: Tensor, final: Callable[[Tensor], Tensor], lengths: Tensor | None = None,
+    *, stale: bool = False,
+) -> Tensor:  # fmt: skip
     """Block verification (Sun et al., 2024); `stale`: test and residual take the weight of the token before."""
     batch, k = x.shape
+    lengths = torch.full((batch,), k) if lengths is None else lengths
     w, count, kept = torch.ones(batch), torch.zeros(batch, dtype=torch.int64), torch.ones(batch)
     for i in range(k):
         before, ids = w, x[:, i : i + 1].clamp_min(0)
         w = (w * (p[:, i].gather(1, ids) / q[:, i].gather(1, ids))[:, 0]).clamp_max(1.0)
         used, after = before if stale else w, min(i + 1, k - 1)
         left = (used[:, None] * p[:, i + 1] - q[:, after]).clamp_min(0).sum(-1)
-        h = used if i == k - 1 else torch.nan_to_num(left / (left + 1 - used), nan=1.0)
-        here = coins[:, i] < h
+        h = torch.where(i == lengths - 1, used, torch.nan_to_num(left / (left + 1 - used), nan=1.0))
+        here = (coins[:, i] < h) & (i < lengths)
         count, kept = torch.where(here, i + 1, count), torch.where(here, used, kept)
-    return emitted(p, q, x, count, torch.full((batch,), k), final, excess, torch.where(count == k, 1.0, kept))
+    return emitted(p, q, x, count, lengths, final, excess, torch.where(count == lengths, 1.0, kept))
 
 
 # --- plain ------------------------------------------------------------------------------------------------------------
@@ -268,14 +270,22 @@ def vllm_v1_of(**defects: Any) -> Callable[..., Tensor]:
 
 
 def vllm_v1_draft(apart: bool) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Draws with the requests' generators, or else with copies of them, which the verifier's then repeat."""
+    """Draws with the requests' generators, or else with a copy of each, made anew in each step, which the verifier's
+    then repeat.
+    """
+    copies: dict[int, tuple[Tensor, torch.Generator]] = {}
+
+    def copy_of(i: int, generator: torch.Generator) -> torch.Generator:
+        state = generator.get_state()
+        if i not in copies or not torch.equal(copies[i][0], state):
+            copies[i] = state, torch.Generator().set_state(state)
+        return copies[i][1]
 
     def draft(logits: Tensor, sampling_metadata: Any) -> tuple[Tensor, Tensor]:
         probs = logits.softmax(-1)
         race = torch.empty_like(probs).exponential_()
         for i, generator in sampling_metadata.generators.items():
-            mine = generator if apart else torch.Generator().set_state(generator.get_state())
-            race[i].exponential_(generator=mine)
+            race[i].exponential_(generator=generator if apart else copy_of(i, generator))
         return (probs / race).argmax(-1), probs
 
     return draft

@@ -38,6 +38,36 @@ from specdec_kernels.ops.arguments import ACCEPTANCES
 FAMILIES = ("llama", "gpt2", "gemma2", "mistral")  # gemma2's and, here, mistral's attention sees a window
 
 
+WRONG_TREES: dict[str, tuple[Any, str]] = {
+    "wide": (lambda x, h: (torch.nn.functional.pad(x, (0, 9)), h), r"logits must be \[batch=3, n=\d+, vocab_size=23\]"),
+    "logits alone": (lambda x, h: x, r"logits must come with hidden states or None, as a pair, got \[3, \d+, 23\]"),
+    "nothing": (lambda x, h: None, "logits must come with hidden states or None, as a pair, got NoneType"),
+    "hidden": (lambda x, h: (x, h[..., 1:]), r"hidden must be \[batch=3, num_nodes=\d+, hidden_size=5\]"),
+    "no hidden": (lambda x, h: (x, None), "hidden must be a tensor, got NoneType"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_TREES)
+@pytest.mark.parametrize("whose", ["the target's", "the draft's"])
+def test_what_a_runner_gives_for_a_tree_is_checked(whose: str, wrong: str) -> None:
+    change, message = WRONG_TREES[wrong]
+
+    class Wrong(TreeTable):
+        name, hidden_size = "Wrong", 5
+
+        def forward_tree(self, tokens: Tensor, *more: Any) -> Any:
+            logits, _ = super().forward_tree(tokens, *more)
+            return change(logits, logits.new_zeros(*tokens.shape, 5))
+
+    table, ids = TableRunner.random().table, torch.tensor([[3, 4, 5]] * 3)
+    runner: TreeTable = Wrong(table)
+    drafter: TreeDrafter = Fixed(TREE, TOKENS)
+    if whose == "the draft's":
+        runner, drafter = TreeTable(table), sk.ModelTreeDrafter(Wrong(table), 5, 3, 2)
+    with pytest.raises((TypeError, ValueError), match=rf"^Wrong\.forward_tree: {message}"):
+        sk.generate(runner, ids, drafter=drafter, num_speculative_tokens=3, max_new_tokens=9)
+
+
 class Oracle(TreeDrafter):
     """Drafts what the target will say on one path of a random tree, a different path and node order at each step."""
 

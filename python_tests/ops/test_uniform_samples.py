@@ -111,6 +111,11 @@ def test_streams_are_disjoint_and_uniform(backend: Backend) -> None:
         ({"step": -1}, ValueError, "uniform_samples: step must be >= 0, got -1"),
         ({"step": 1.0}, TypeError, "uniform_samples: step must be an integer or a [batch] int64 tensor, got float"),
         ({"step": True}, TypeError, "uniform_samples: step must be an integer or a [batch] int64 tensor, got bool"),
+        (
+            {"step": np.int64(1)},
+            TypeError,
+            "uniform_samples: step must be an integer or a [batch] int64 tensor, got NumPy's int64 (int() converts it)",
+        ),
         ({"step": torch.zeros(3, dtype=torch.int64)}, ValueError, "uniform_samples: step must be [batch=4], got [3]"),
         ({"step": torch.zeros(4)}, TypeError, "uniform_samples: step must be int64, got float32"),
         ({"step": torch.zeros(4, dtype=torch.int64, device="meta")}, ValueError, "uniform_samples: step must be on"),

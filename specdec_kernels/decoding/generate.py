@@ -166,8 +166,8 @@ def generate(
     ------
     ValueError, TypeError
         A model that cannot be served (by name, with the reason), a draft with another vocabulary, a drafter or grammar
-        that another call is using, bad shapes, dtypes or ranges; before any work. (Wrong results of your own drafter,
-        grammar or `stop` end the call where they occur.)
+        that another call is using, bad shapes, dtypes or ranges; before any work. (Wrong results of your own `Runner`,
+        drafter, grammar or `stop` end the call where they occur.)
     ModuleNotFoundError
         ``progress=True`` without tqdm.
     """

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import FLOAT_DTYPES, LOGIT_DTYPES, check_given
+from ..checks import FLOAT_DTYPES, LOGIT_DTYPES, check_given, describe
 from ..tree import DraftTree
 
 PREFILL_ROWS = 512
@@ -147,7 +147,8 @@ class Runner(ABC):
         Returns
         -------
         Tensor or None
-            ``[batch, n, vocab]`` logits; may be None if they are not needed.
+            ``[batch, n, vocab_size]`` logits, float32, bfloat16 or float16, on `device`; may be None if they are not
+            needed.
         """
 
     def expect(self, real: Callable[[], Tensor]) -> None:  # noqa: B027 - of use to few
@@ -174,7 +175,7 @@ class Runner(ABC):
         Returns
         -------
         Tensor
-            ``[batch, r, vocab]`` logits.
+            ``[batch, r, vocab_size]`` logits, as of `forward`.
         """
         raise NotImplementedError(f"{self.name} gives no logits of some rows alone")
 
@@ -195,7 +196,7 @@ class Runner(ABC):
         Returns
         -------
         logits : Tensor
-            ``[batch, num_nodes, vocab]``.
+            ``[batch, num_nodes, vocab_size]``, as of `forward`.
         hidden : Tensor or None
             ``[batch, num_nodes, hidden_size]``, what the LM head was given; None where `hidden_size` is.
         """
@@ -248,10 +249,15 @@ def checked_logits(runner: Runner, method: str, logits: object, rows: torch.Size
     return logits
 
 
-def checked_hidden(runner: Runner, hidden: object, rows: torch.Size) -> Tensor:
-    """`hidden`, which `Runner.forward_tree` gave; raises unless ``[*rows, hidden_size]``."""
-    assert runner.hidden_size is not None
-    shape, names = (*rows, runner.hidden_size), ("batch", "num_nodes", "hidden_size")
-    check_given(f"{runner.name}.forward_tree", "hidden", hidden, FLOAT_DTYPES, runner.device, names, shape)
-    assert isinstance(hidden, Tensor)
-    return hidden
+def forward_tree(
+    runner: Runner, tokens: Tensor, starts: Tensor, tree: DraftTree, bound: int
+) -> tuple[Tensor, Tensor | None]:
+    """`Runner.forward_tree`; raises unless it gives what it promises."""
+    given, method = runner.forward_tree(tokens, starts, tree, bound), f"{runner.name}.forward_tree"
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise TypeError(f"{method}: logits must come with hidden states or None, as a pair, got {describe(given)}")
+    logits, hidden = checked_logits(runner, "forward_tree", given[0], tokens.shape), given[1]
+    if runner.hidden_size is not None:
+        shape, names = (*tokens.shape, runner.hidden_size), ("batch", "num_nodes", "hidden_size")
+        check_given(method, "hidden", hidden, FLOAT_DTYPES, runner.device, names, shape)
+    return logits, hidden

@@ -14,7 +14,7 @@ from ..ops.verify_tree import verify_tree
 from ..tree import DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID, Status, VerifyOutput
 from .logprobs import packed
-from .runner import Runner, checked_hidden, checked_logits, forward_logits
+from .runner import Runner, checked_logits, forward_logits, forward_tree
 from .state import DecodingState
 
 TREE_RULES = {"token": "sample", "block": "sample", "match": "match", "greedy": "greedy", "typical": "typical"}
@@ -134,10 +134,9 @@ def _verify_tree(
     root, starts = state.last_tokens(), state.lengths - 1
     tokens = torch.cat([root, draft.tokens], dim=1).masked_fill(tree.depth > most[:, None], PLACEHOLDER_TOKEN_ID)
     runner.expect(lambda: _is_id(tokens, state))
-    logits, hidden = runner.forward_tree(
-        tokens.clamp(0, state.vocab_size - 1), starts, tree, longest + tree.num_nodes - 1
+    logits, hidden = forward_tree(
+        runner, tokens.clamp(0, state.vocab_size - 1), starts, tree, longest + tree.num_nodes - 1
     )
-    logits = checked_logits(runner, "forward_tree", logits, tokens.shape)
 
     rule = TREE_RULES[state.acceptance]
     out = verify_tree(
@@ -165,7 +164,7 @@ def _verify_tree(
         goes_on = goes_on | goes_on.gather(1, above)
     num_drafted = torch.where(goes_on & is_id, tree.depth, 0).amax(1).masked_fill(~state.active, -1)
     if state.hidden is not None:
-        hidden = checked_hidden(runner, hidden, tokens.shape)
+        assert hidden is not None  # the target gives them where a drafter reads them
         state.hidden.copy_(hidden.gather(1, final[..., None].expand(-1, 1, hidden.shape[2]))[:, 0])
     return out, num_drafted, logits
 

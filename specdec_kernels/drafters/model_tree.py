@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..checks import check_int
-from ..decoding.runner import checked_logits, forward_logits
+from ..decoding.runner import forward_logits, forward_tree
 from ..decoding.state import DecodingState
 from ..sampling import SMALLEST_TEMPERATURE
 from ..tree import MAX_DEPTH, MAX_NODES, DraftTree
@@ -107,10 +107,8 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
             before += tokens[-1].shape[1]
             rows = torch.cat(fed, 1)
             tree = DraftTree.from_parents(torch.cat(fed_parents, 1), level)
-            logits, _ = self.runner.forward_tree(
-                self._known(rows.clamp(min=0)), state.lengths - 1, tree, state.longest + tree.num_nodes - 1
-            )
-            logits = checked_logits(self.runner, "forward_tree", logits, rows.shape)
+            known, bound = self._known(rows.clamp(min=0)), state.longest + tree.num_nodes - 1
+            logits, _ = forward_tree(self.runner, known, state.lengths - 1, tree, bound)
             width = best.shape[1]
             likely, ids = self._likeliest(state, logits[:, -width:], level + 1)  # [batch, width, children]
             tokens.append(ids.flatten(1))

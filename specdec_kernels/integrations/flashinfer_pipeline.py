@@ -205,8 +205,8 @@ class LogitsPipe:
     processors : sequence of LogitsProcessor
         At least one; each takes what the one before it makes. After `Sample` comes none.
     compile : bool
-        Draw from uncut rows where a filter stands right before `Sample`, and divide by the temperature within the
-        softmax. The distribution stays, except with ``TopK(joint_topk_topp=True)``.
+        Draw from uncut rows where a filter of probabilities stands right before `Sample`, and divide by the temperature
+        within the softmax. The distribution stays, except with ``TopK(joint_topk_topp=True)``.
     input_type : TensorType, optional
         LOGITS or PROBS; needed where the first processor takes both.
     custom_fusion_rules, custom_validity_checks : None

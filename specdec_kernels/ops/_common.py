@@ -209,11 +209,11 @@ def unchecked() -> Iterator[None]:
 
 
 def raise_for_status(op: str, status: Tensor) -> None:
-    """With SPECDEC_CHECK=1 (a host synchronisation): RuntimeError naming the flags and the first offending row, of
-    several a sequence by both indices.
+    """With SPECDEC_CHECK=1 (a host synchronisation): RuntimeError naming the flags and the first offending row, by all
+    its indices in `status`.
     """
     # While it compiles, torch does not take a ContextVar.
     if not torch.compiler.is_compiling() and settings().check and _checks.get() and bool(status.any()):
         first = tuple(status.nonzero()[0].tolist())
-        row = first[0] if len(first) == 1 else list(first)
-        raise RuntimeError(f"{op}: row {row} set {Status(int(status[first]))!r} (raised because SPECDEC_CHECK is set)")
+        row = f"row {first[0] if len(first) == 1 else list(first)}" if first else "the row"
+        raise RuntimeError(f"{op}: {row} set {Status(int(status[first]))!r} (raised because SPECDEC_CHECK is set)")

@@ -64,5 +64,6 @@ def mask_logits_(logits: Tensor, params: SamplingParams | None, *, backend: str 
     chosen = dispatch(op, _op, backend, device)
     written(logits)
     status: Tensor = _call(chosen, logits=rows, params=params)
+    status = status if rows is logits else status.reshape(shape[:-1])
     raise_for_status(op, status)
-    return status if rows is logits else status.reshape(shape[:-1])
+    return status

@@ -68,8 +68,8 @@ def row_stats(
     values, argmax, status = _call(
         dispatch("row_stats", _op, backend, device), logits=rows, params=params, processors=given
     )
+    if rows is not logits:
+        shape = logits.shape[:-1]
+        values, argmax, status = values.reshape(*shape, 6), argmax.reshape(shape), status.reshape(shape)
     raise_for_status("row_stats", status)
-    if rows is logits:
-        return RowStats(values, argmax, status)
-    shape = logits.shape[:-1]
-    return RowStats(values.reshape(*shape, 6), argmax.reshape(shape), status.reshape(shape))
+    return RowStats(values, argmax, status)
