@@ -37,8 +37,8 @@ help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 26
 	@echo 'ARGS="..." goes on to the command: make test ARGS="-k verify_chain", make demo ARGS="--help"'
 
-test: $(INSTALLED)  ## every op, rule and loop on every backend, a choice of the cases (8 minutes on two idle cores)
-	@echo "==> running the tests in $(WORKERS) processes$(if $(ARGS),, (about 8 minutes on two idle cores))"
+test: $(INSTALLED)  ## every op, rule and loop on every backend, a choice of the cases (9 minutes on two idle cores)
+	@echo "==> running the tests in $(WORKERS) processes$(if $(ARGS),, (about 9 minutes on two idle cores))"
 	@$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-all: $(INSTALLED)  ## every test, a larger choice of its cases (half an hour on two cores)
