@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the tests of the emulated CUDA kernels in N random schedules as well, each a share of a test's cases",
     )  # fmt: skip
     parser.addoption(
-        "--cases", type=int, default=400, metavar="N",
+        "--cases", type=int, default=600, metavar="N",
         help="random cases of each op and backend in test_backends_agree.py and test_trees_agree.py, a tenth of it on "
         "layout split and on interpreted Triton (10000 in .ci/run)",
     )  # fmt: skip
