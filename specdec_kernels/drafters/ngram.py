@@ -21,8 +21,8 @@ class NgramDrafter(Drafter):
 
     Works on the host, on the tokens of the stop check: it costs microseconds and never waits for the device; what it
     proposes is copied there. A sequence without a match proposes nothing; a step in which no sequence has a match is a
-    plain step. For an encoder-decoder the encoder's input is looked up too. A proposal that reaches the end
-    of the text goes on periodically; it ends before a token that `processors` or a `grammar` bar.
+    plain step. For an encoder-decoder the encoder's input is looked up too. A proposal that reaches the end of the text
+    goes on periodically; it ends before a token that `processors` or a `grammar` bar.
 
     Parameters
     ----------

@@ -215,5 +215,5 @@ def raise_for_status(op: str, status: Tensor) -> None:
     # While it compiles, torch does not take a ContextVar.
     if not torch.compiler.is_compiling() and settings().check and _checks.get() and bool(status.any()):
         first = tuple(status.nonzero()[0].tolist())
-        row = list(first) if len(first) > 1 else sum(first)  # 0 for a row alone
+        row = list(first) if len(first) > 1 else (*first, 0)[0]  # without dimensions there is but one
         raise RuntimeError(f"{op}: row {row} set {Status(int(status[first]))!r} (raised because SPECDEC_CHECK is set)")
